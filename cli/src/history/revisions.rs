@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::read::Source;
 use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
+use crate::requests::nothing_moves;
 use crate::shell::for_cluster;
 use crate::write::{Decision, DryRunOption, Object, Outcome, UNDO_MANAGER};
 
@@ -93,15 +94,34 @@ fn find<'a>(history: &[&'a PolicyRevision], number: i64) -> anyhow::Result<&'a P
     found.copied().context("unable to find the specified revision")
 }
 
+/// Adds one revision, with what it has changed in the one before it.
+fn add_one(page: &mut Page, history: &[&PolicyRevision], number: i64) -> anyhow::Result<()> {
+    let revision = find(history, number)?;
+    page.line(format_args!("revision {number} ({})", revision.name));
+    for (field, value) in content(revision).as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        page.line(format_args!("  {field}: {value}"));
+    }
+    let Some(before) = history.iter().rev().skip_while(|other| other.number != number).nth(1) else { return Ok(()) };
+    let (Ok(own), Ok(earlier)) = (&revision.content, &before.content) else { return Ok(()) };
+    page.line(format_args!("changed since revision {}", before.number));
+    own.changes_from(earlier).iter().for_each(|change| page.line(format_args!("  {change}")));
+    Ok(())
+}
+
+/// Returns the excluded versions of a revision for the table.
+fn excluded(revision: &PolicyRevision) -> String {
+    let content = content(revision);
+    let entries: Vec<&str> = content["exclude"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    match (revision.content.is_ok(), entries.is_empty()) {
+        (false, _) => "<unknown>".to_owned(),
+        (true, true) => "<none>".to_owned(),
+        (true, false) => entries.join("; "),
+    }
+}
+
 fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<()> {
     if let Some(number) = only {
-        let revision = find(history, number)?;
-        page.line(format_args!("revision {number} ({})", revision.name));
-        for (field, value) in content(revision).as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
-        {
-            page.line(format_args!("  {field}: {value}"));
-        }
-        return Ok(());
+        return add_one(page, history, number);
     }
     if history.is_empty() {
         page.line(NO_HISTORY);
@@ -114,9 +134,9 @@ fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>) -> anyho
         };
         let cause = revision.change_cause.clone().unwrap_or_else(|| "<none>".to_owned());
         let target = target.as_str().unwrap_or_default().to_owned();
-        [revision.number.to_string(), revision.name.clone(), target, cause]
+        [revision.number.to_string(), revision.name.clone(), target, excluded(revision), cause]
     });
-    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows);
+    page.table(["REVISION", "NAME", "TARGET", "EXCLUDED", "CHANGE-CAUSE"], rows);
     Ok(())
 }
 
@@ -226,18 +246,30 @@ fn version_before(moved: &[Moved], kinds: &BTreeSet<NodeKind>, exclude: &[Exclus
     versions.all(|version| version.as_ref() == Some(&first)).then_some(first)
 }
 
+/// The line about what no revision has.
+const NO_OTHER_FIELDS: &str =
+    "a revision has spec.version.target, exclude and ignoreWaves; changes of other fields are not taken back";
+
+/// Returns the versions that a policy excludes, and those that it excluded before a return: a user had a reason to exclude them.
+fn excluded_then_or_now(before: Option<Policy>, after: Policy) -> Vec<Exclusion> {
+    after.exclude.into_iter().chain(before.into_iter().flat_map(|policy| policy.exclude)).collect()
+}
+
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
-    let present = Policy::from_spec(&revisions.resource.spec).ok().map(|policy| RevisionContent::of(&policy));
+    let policy_before = Policy::from_spec(&revisions.resource.spec).ok();
+    let present = policy_before.as_ref().map(RevisionContent::of);
     let undo = back(&revisions.history(), present.as_ref(), options.to_revision).with_context(|| {
         let history = for_cluster(&format!("kubectl brupop history -n {namespace}"));
-        format!("nothing was written; {history} lists the revisions")
+        format!("nothing was written; {history} lists the revisions; {NO_OTHER_FIELDS}")
     })?;
-    let Undo::Write { number, patch, keeps_versions } = &undo else {
+    let Undo::Write { number, patch, keeps_versions, changes } = &undo else {
         print_line(&undo);
         return Ok(());
     };
     let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
+    let stops = |policy: &Policy| nothing_moves(&revisions.resource, |version| policy.target.allows(version));
+    let stopped = policy.as_ref().map(stops).unwrap_or_default();
     let operator = Object::operator(client, namespace).written_by(UNDO_MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
@@ -257,6 +289,11 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
             print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
         }
     }
+    changes.iter().for_each(print_line);
+    print_line(NO_OTHER_FIELDS);
+    if let Some(sentences) = stopped.strip_prefix(". ") {
+        print_line(sentences);
+    }
     if let Some(policy) = policy.filter(|_| *keeps_versions) {
         // The policy is written: without a right, the advice alone is missing.
         let shadows: Vec<BottlerocketShadow> =
@@ -268,7 +305,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         if moved.is_empty() {
             moved = moved_by_updates(&shadows);
         }
-        if let Some(version) = version_before(&moved, &kinds, &policy.exclude) {
+        if let Some(version) = version_before(&moved, &kinds, &excluded_then_or_now(policy_before, policy)) {
             print_line(format_args!(
                 "most nodes ran {version} before; to move them back to it: {}",
                 for_cluster(&format!("kubectl brupop pin {version} -n {namespace}"))
@@ -309,6 +346,8 @@ mod tests {
         }
         let one = text(&all, Some(2)).unwrap();
         assert!(one.contains("target:") && one.contains(">=1.20") && !one.contains("exclude"), "{one}");
+        assert!(one.contains("changed since revision 1\n  target: >=1.20, <1.23, before latest"), "{one}");
+        assert!(!text(&all, Some(1)).unwrap().contains("changed since") && listed.contains("<unknown>"), "{listed}");
         assert_eq!(text(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
         assert!(text(&[], None).unwrap().contains(NO_HISTORY));
     }
@@ -409,6 +448,19 @@ mod tests {
             records.push(json!({"spec": {}}));
             let moved = moved_by_rollouts(&records, &kinds);
             assert_eq!(before(&moved, &kinds, exclude).as_deref(), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn version_that_was_excluded_until_the_return_is_none_for_a_pin() {
+        let policy = |exclude: Value| {
+            Policy::from_spec(&serde_json::from_value(json!({"version": {"exclude": exclude}})).unwrap()).unwrap()
+        };
+        let kinds = BTreeSet::from([NodeKind { variant: "x86".to_owned(), arch: "a".to_owned() }]);
+        let moved = moved_by_rollouts(&[record("x86", "1.21.0", &[("1.19.0", 2), ("1.20.0", 3)])], &kinds);
+        for (before, expected) in [(json!([]), "1.20.0"), (json!(["1.20.0"]), "1.19.0")] {
+            let exclude = excluded_then_or_now(Some(policy(before)), policy(json!([])));
+            assert_eq!(version_before(&moved, &kinds, &exclude).unwrap().to_string(), expected);
         }
     }
 

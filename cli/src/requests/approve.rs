@@ -11,10 +11,12 @@ use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, PROGRESSING};
 use models::time::after;
 use planner::annotations::{REQUEST_LENGTH, recorded_value};
+use planner::policy::Policy;
 use semver::Version;
 
 use self::step::{NamedStep, NextStep, kind, next_step, next_steps, passed};
-use super::operator::{carry_out, policy, status};
+use super::operator::{carry_out, not_in_force, policy, status};
+use super::stopped::nothing_moves;
 use super::texts::{command, short_nonce};
 use crate::write::{Decision, State, WriteOptions};
 
@@ -53,13 +55,17 @@ impl Wanted {
         self.rollout.is_none_or(|number| rollout.number() == number)
     }
 
+    fn may_pass(&self, step: &NextStep<'_>) -> bool {
+        self.is_of(step.rollout) && step.waits(self.unproven)
+    }
+
     /// Returns the steps that the approval may be for: those that the operator waits for, and without any, those in their soak; of several,
     /// those that the operator shows, and those with the number of the step.
-    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>], shown: &str) -> Vec<&'s NextStep<'a>> {
-        let waits = |step: &&NextStep<'_>| self.is_of(step.rollout) && step.waits(self.unproven);
+    fn of<'s, 'a>(&self, steps: &'s [NextStep<'a>], shown: Option<&str>) -> Vec<&'s NextStep<'a>> {
+        let waits = |step: &&NextStep<'_>| self.may_pass(step) && !step.rests(self.now, shown);
         let (soaking, waiting): (Vec<_>, Vec<_>) = steps.iter().filter(waits).partition(|step| step.soaks(self.now));
         let mut found = if waiting.is_empty() { soaking } else { waiting };
-        let is_shown = |step: &&NextStep<'_>| step.is_shown(shown);
+        let is_shown = |step: &&NextStep<'_>| shown.is_some_and(|shown| step.rollout.is_shown(shown));
         let is_numbered = |step: &&NextStep<'_>| self.number == Some(step.number);
         if found.iter().any(is_shown) {
             found.retain(is_shown);
@@ -114,10 +120,11 @@ impl Approval {
     }
 }
 
-/// Returns the text in which the operator shows the steps that wait; none where it is cut, so that it may lack some.
-fn shown(status: &BottlerocketUpdateOperatorStatus) -> &str {
-    let whole = |condition: &&Condition| condition.message.chars().count() < CUT;
-    find_condition(&status.conditions, PROGRESSING).filter(whole).map_or("", |condition| &condition.message)
+/// Returns the text in which the operator shows the steps that wait; none while updates are paused, and where it is cut, so that it may lack
+/// some.
+fn shown<'a>(policy: &Policy, status: &'a BottlerocketUpdateOperatorStatus) -> Option<&'a str> {
+    let whole = |condition: &&Condition| policy.enabled && condition.message.chars().count() < CUT;
+    find_condition(&status.conditions, PROGRESSING).filter(whole).map(|condition| condition.message.as_str())
 }
 
 /// Returns the steps with the command that approves each.
@@ -165,6 +172,10 @@ fn nothing_waits(
     steps: &[NextStep<'_>],
     others: impl Fn() -> String,
 ) -> anyhow::Result<Decision> {
+    if let Some(rests) = steps.iter().find(|step| wanted.may_pass(step)) {
+        let (title, version) = (rests.title(), &rests.rollout.version);
+        bail!("{title} waits for no approval: no node is to have {version} now; nothing was written{}", others());
+    }
     let status = status(operator);
     let all = policy(operator).canary.len();
     let has_passed =
@@ -201,18 +212,18 @@ fn decide(
         bail!("the policy has no canary steps (spec.strategy.canary); nothing was written");
     }
     let mut of_rollout = status.active_rollouts.iter().filter(|rollout| wanted.is_of(rollout)).peekable();
-    let steps = next_steps(&status.active_rollouts, &policy);
+    let (steps, shown) = (next_steps(&status.active_rollouts, &policy), shown(&policy, &status));
     // The record that is named may have ended, and the rollout go on in another one.
     let others = || {
         let any = Wanted { number: None, rollout: None, unproven: true, ..wanted };
-        let each = commands(&any.of(&steps, shown(&status)), operator);
+        let each = commands(&any.of(&steps, shown), operator);
         if wanted.rollout.is_none() || each.is_empty() { String::new() } else { format!(". These wait: {each}") }
     };
     if let Some(number) = wanted.rollout.filter(|_| of_rollout.peek().is_none()) {
         let history = command(operator, "history");
         bail!("rollout {number} is not under way: see {history}; nothing was written{}", others());
     }
-    let waiting = wanted.of(&steps, shown(&status));
+    let waiting = wanted.of(&steps, shown);
     let Some(next) = waiting.first() else {
         return Ok((None, nothing_waits(operator, wanted, &steps, others)?));
     };
@@ -284,15 +295,18 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
         without_effect.push((step, reason));
     }
     let kinds = approval.kinds(&done);
+    let stopped = nothing_moves(now, |version| *version == approval.version) + &not_in_force(&status);
+    let goes_on = if stopped.is_empty() { ": the rollout continues" } else { ", which takes effect" };
     let approved = match ends.iter().max() {
         _ if done.is_empty() => String::new(),
-        None => format!("{title} is approved and passed{kinds}: the rollout continues"),
+        None if stopped.is_empty() => format!("{title} is approved and passed{kinds}: the rollout continues"),
+        None => format!("{title} is approved and passed{kinds}"),
         Some(end) => {
             let end = end.map(|end| format!(" at {end}")).unwrap_or_default();
-            format!("{title} is approved{kinds}: the rollout continues when its soak ends{end}")
+            format!("{title} is approved{kinds}{goes_on} when its soak ends{end}")
         }
     };
-    let rest = approval.rest(&done);
+    let rest = if done.is_empty() { approval.rest(&done) } else { approval.rest(&done) + &stopped };
     if without_effect.is_empty() {
         return State::Done(approved + &rest);
     }

@@ -18,7 +18,7 @@ use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use planner::wait::{COUNTS_AGAIN, Wait, WaitReason, WaitsFor};
 
 use super::nodes::{NodesOptions, find_managed, node_of, write_each};
-use super::switch::try_again;
+use super::stopped::try_again;
 use super::texts::{command, nonce, recorded, some};
 use crate::failures::unproven;
 use crate::write::{Decision, Object, State};

@@ -11,6 +11,7 @@ mod notices;
 mod operator;
 mod pin;
 mod quarantine;
+mod stopped;
 mod switch;
 mod texts;
 
@@ -20,6 +21,7 @@ use clap::Subcommand;
 use kube::Client;
 
 use self::nodes::NodesOptions;
+pub(crate) use self::stopped::nothing_moves;
 use crate::write::WriteOptions;
 
 /// Commands that change what the operator does.

@@ -77,15 +77,20 @@ pub(super) fn not_in_force(status: &BottlerocketUpdateOperatorStatus) -> String 
 /// Returns the sentences to add about what stops updates beside the switch and failures.
 pub(super) fn stopped_otherwise(operator: &BottlerocketUpdateOperator) -> String {
     let status = status(operator);
-    let blocked =
-        true_condition(&status.conditions, BLOCKED).map(|condition| recorded(operator, "", &condition.message));
-    let blocked = blocked.map_or_else(String::new, |message| format!(". Nodes wait: {message}"));
     let step = find_condition(&status.conditions, PROGRESSING).filter(|condition| is_of_step(&condition.reason));
     let step = step.map_or_else(String::new, |condition| {
         let (message, status) = (recorded(operator, "", &condition.message), command(operator, "status"));
         format!(". A canary step waits for a user: {message}; see {status}")
     });
-    format!("{}{blocked}{step}", not_in_force(&status))
+    format!("{}{}{step}", not_in_force(&status), blocked(operator))
+}
+
+/// Returns the sentence to add where all nodes wait for the same.
+pub(super) fn blocked(operator: &BottlerocketUpdateOperator) -> String {
+    let status = status(operator);
+    let blocked =
+        true_condition(&status.conditions, BLOCKED).map(|condition| recorded(operator, "", &condition.message));
+    blocked.map_or_else(String::new, |message| format!(". Nodes wait: {message}"))
 }
 
 /// Returns whether the condition `Progressing` with this reason says that canary steps wait for a user.

@@ -17,6 +17,7 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
+use super::stopped::nothing_moves;
 use super::texts::some;
 use crate::call::{list_in, nodes};
 use crate::cluster::Cluster;
@@ -124,11 +125,20 @@ impl Moves {
         if parts.is_empty() { "no node is under the operator".to_owned() } else { parts.join(", ") }
     }
 
-    /// Returns what a dry run shows: the numbers, and each node that moves.
-    fn preview(&self) -> Vec<String> {
+    /// Returns what a dry run shows: the numbers with what keeps all nodes from moving, and each node that moves.
+    fn preview(&self, stopped: &str) -> Vec<String> {
         let up = self.up.iter().map(|node| format!("updates: {node}"));
         let down = self.down.iter().map(|node| format!("moves to an earlier version: {node}"));
-        std::iter::once(self.summary()).chain(up).chain(down).collect()
+        std::iter::once(self.summary() + stopped).chain(up).chain(down).collect()
+    }
+
+    /// Returns the sentences to add about what keeps these nodes from moving, if any of them moves.
+    fn stopped(&self, operator: &BottlerocketUpdateOperator) -> String {
+        if self.up.is_empty() && self.down.is_empty() {
+            return String::new();
+        }
+        let target = policy(operator).target;
+        nothing_moves(operator, |version| target.allows(version))
     }
 }
 
@@ -180,9 +190,10 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &PinOptions) 
     let decide = |operator: &BottlerocketUpdateOperator| {
         let decision = decide(operator, version)?;
         if matches!(decision, Decision::Write(_)) {
-            let moves = moves(&with_target(operator, version), &nodes, &shadows, now);
-            let warnings = moves.warnings(version);
-            if planned.replace(Some(moves)).is_none() {
+            let changed = with_target(operator, version);
+            let moves = moves(&changed, &nodes, &shadows, now);
+            let (warnings, stopped) = (moves.warnings(version), moves.stopped(&changed));
+            if planned.replace(Some((moves, stopped))).is_none() {
                 warnings.iter().for_each(warn);
             }
         }
@@ -194,14 +205,15 @@ pub(super) async fn pin(client: &Client, namespace: &str, options: &PinOptions) 
         let latest =
             if policy(operator).target == Target::Latest { "; no node moves to an earlier version" } else { "" };
         Ok(State::Done(format!(
-            "the target is {version}: {}{canary}{latest}{}",
+            "the target is {version}: {}{canary}{latest}{}{}",
             moves.summary(),
+            moves.stopped(operator),
             not_in_force(&status(operator))
         )))
     };
     carry_out(client, namespace, &options.write, decide, done).await?;
-    if let Some(moves) = planned.take().filter(|_| options.write.is_preview()) {
-        moves.preview().iter().for_each(print_line);
+    if let Some((moves, stopped)) = planned.take().filter(|_| options.write.is_preview()) {
+        moves.preview(&stopped).iter().for_each(print_line);
     }
     Ok(())
 }
@@ -306,7 +318,7 @@ mod tests {
         assert_eq!(excluded.warnings("1.20"), Vec::<String>::new());
         assert_eq!(excluded.summary(), "1 node(s) update, 3 node(s) stay as they are");
         let preview = ["1 node(s) update, 3 node(s) stay as they are", "updates: b (1.20.1 to 1.20.4)"];
-        assert_eq!(excluded.preview(), preview);
+        assert_eq!(excluded.preview(""), preview);
         // A node that runs no version of the range waits, for the reason that it is refused one.
         let outside = moves_to(&json!({"version": {"target": ">=1.20.5, <1.21", "exclude": ["1.20.5"]}}));
         let rule = Wait::Excluded { version: "1.20.5".parse().unwrap(), rule: "1.20.5".to_owned() }.to_string();
@@ -317,11 +329,25 @@ mod tests {
     #[test]
     fn dry_run_names_each_node_that_moves() {
         let many = |what: &str| (0..20).map(|n| format!("{what}-{n} (1.20.1 to 1.20.4)")).collect::<Vec<_>>();
-        let preview = Moves { up: many("up"), down: many("down"), ..Moves::default() }.preview();
+        let preview = Moves { up: many("up"), down: many("down"), ..Moves::default() }.preview("");
         let is_shown = |line: &str| preview.iter().any(|shown| shown == line);
         assert_eq!(preview.len(), 41, "{preview:#?}");
         assert!(is_shown("updates: up-19 (1.20.1 to 1.20.4)"), "{preview:#?}");
         assert!(is_shown("moves to an earlier version: down-19 (1.20.1 to 1.20.4)"), "{preview:#?}");
+    }
+
+    #[test]
+    fn freeze_that_keeps_nodes_from_the_target_is_said_before_and_after_the_write() {
+        let frozen = json!({"versions": [{
+            "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z", "failed": ["a"],
+            "quarantined": {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z"},
+        }]});
+        let operator = operator(&json!({"version": {"target": "1.20.4"}}), &frozen);
+        let moves = moves_to(&json!({"version": {"target": "1.20.4"}}));
+        let stopped = moves.stopped(&operator);
+        assert!(stopped.ends_with("are resolved: kubectl brupop resume --failures 1.20.5"), "{stopped}");
+        assert!(moves.preview(&stopped)[0].ends_with(&stopped), "{:?}", moves.preview(&stopped));
+        assert_eq!(Moves { up: vec![], down: vec![], ..moves }.stopped(&operator), "", "no node moves");
     }
 
     #[test]
@@ -333,6 +359,6 @@ mod tests {
         assert!(warnings.contains("excluded by the entry '1.20.5' of spec.version.exclude"), "{warnings}");
         let latest = moves_to(&json!({"version": {"target": "latest"}}));
         assert!(latest.down.is_empty(), "{latest:?}");
-        assert_eq!(Moves::default().preview(), ["no node is under the operator"]);
+        assert_eq!(Moves::default().preview(""), ["no node is under the operator"]);
     }
 }

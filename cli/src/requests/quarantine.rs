@@ -8,13 +8,14 @@ use kube::Client;
 use kube::api::ListParams;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
-use models::shadow::{BottlerocketShadow, Mode, Place};
+use models::shadow::{BottlerocketShadow, Mode, Place, Progress};
 use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
 use super::attempt::{is_permitted, progress};
 use super::nodes::node_of;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
+use super::stopped::nothing_moves;
 use super::texts::{command, some};
 use crate::call::list_in;
 use crate::failures::unresolved;
@@ -171,11 +172,20 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     let running: Vec<String> = shadows.iter().filter(excluded).map(node_of).collect();
     let running = match running.len() {
         0 => String::new(),
+        // The brake of a rollout stops no other one.
         count => format!(
-            "; {count} node(s) run it and stay on it ({}). To move them to another version: {}",
+            "; {count} node(s) run it and stay on it ({}). To move them to another version: {}{}",
             some(&running),
-            command(operator, "pin VERSION")
+            command(operator, "pin VERSION"),
+            nothing_moves(operator, |_| false)
         ),
+    };
+    let wanted_by = |shadow: &&BottlerocketShadow| wanted.as_ref().and_then(|of| taking(of, shadow)).is_some();
+    let permitted: Vec<String> =
+        shadows.iter().filter(|shadow| is_permitted(shadow)).filter(wanted_by).map(node_of).collect();
+    let permitted = match permitted.len() {
+        0 => String::new(),
+        count => format!(", but {count} node(s) whose reboot is permitted already ({})", some(&permitted)),
     };
     let target = policy(operator).target;
     let pinned = match (&target, &wanted) {
@@ -184,7 +194,16 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
         }
         _ => String::new(),
     };
-    format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
+    format!("{version} is excluded: {no_node} takes it{permitted}{running}{pinned}{}", not_in_force(&status(operator)))
+}
+
+/// Returns the update to an excluded version for which a node is taken out of service. After its reboot, an update goes on whatever policy says of
+/// its version.
+fn taking<'a>(excluded: &Exclusion, shadow: &'a BottlerocketShadow) -> Option<&'a Progress> {
+    let NodeKind { variant, arch } = NodeKind::of_node(shadow).unwrap_or_default();
+    let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update)?;
+    let is_excluded = attempt.step.place() <= Place::Away && excluded.covers(&variant, &arch, &attempt.version);
+    is_excluded.then_some(attempt)
 }
 
 /// The line of a dry run where it names no node.
@@ -197,10 +216,7 @@ fn preview(entry: &str, shadows: &[BottlerocketShadow]) -> Vec<String> {
         let (node, NodeKind { variant, arch }) = (node_of(shadow), NodeKind::of_node(shadow).unwrap_or_default());
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
         let runs = runs.filter(|version| wanted.covers(&variant, &arch, version));
-        let attempt = progress(shadow).filter(|attempt| attempt.disruptive && attempt.mode() == Mode::Update);
-        // After its reboot, an update goes on whatever policy says of its version.
-        let attempt = attempt.filter(|attempt| attempt.step.place() <= Place::Away);
-        let attempt = attempt.filter(|attempt| wanted.covers(&variant, &arch, &attempt.version));
+        let attempt = taking(&wanted, shadow);
         let what = if is_permitted(shadow) { "goes on, since its reboot is permitted" } else { "ends" };
         let stays = runs.map(|version| format!("stays on {version}: {node}"));
         [stays, attempt.map(|attempt| format!("its update to {} {what}: {node}", attempt.version))]
@@ -390,6 +406,27 @@ mod tests {
         ] {
             assert!(text.contains(&format!("kubectl brupop {command}")), "{command}: {text}");
         }
+    }
+
+    #[test]
+    fn outcome_names_nodes_that_still_come_to_the_version_and_what_keeps_others_from_leaving_it() {
+        let rebooting = |permitted: bool| {
+            let mut progress = at("Rebooting");
+            progress["permitIssued"] = json!(permitted);
+            shadow(&json!({"currentVersion": "1.20.1", "variant": "v", "arch": "a", "progress": progress}))
+        };
+        let text = added(&with(&["1.20.5"]), "1.20.5", &[rebooting(true), rebooting(false)]);
+        let expected = "1.20.5 is excluded: no node takes it, but 1 node(s) whose reboot is permitted already (a)";
+        assert_eq!(text, expected);
+        let frozen = json!({"versions": [{
+            "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z", "failed": ["b"],
+            "quarantined": {"reason": "BootFellBack", "nodes": ["b"], "since": "2026-01-01T00:00:00Z"},
+        }]});
+        let frozen = operator(&json!({"version": {"exclude": ["1.20.5"]}}), &frozen);
+        let text = added(&frozen, "1.20.5", &[shadow(&json!({"currentVersion": "1.20.5"}))]);
+        let end = "kubectl brupop pin VERSION. Nothing moves before the failures of 1.20.5 (BootFellBack on b) are resolved: \
+                   kubectl brupop resume --failures 1.20.5";
+        assert!(text.ends_with(end), "{text}");
     }
 
     #[test]

@@ -16,8 +16,9 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status, stopped_otherwise};
-use super::texts::{command, nonce, some};
-use crate::failures::{Unresolved, freezing, has_others, list, unresolved};
+use super::stopped::{but_paused, describe_all, frozen, try_again};
+use super::texts::{command, nonce};
+use crate::failures::{Unresolved, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
 
 #[derive(Debug, Args)]
@@ -32,62 +33,6 @@ pub(crate) struct ResumeOptions {
     others: Vec<Version>,
     #[command(flatten)]
     write: WriteOptions,
-}
-
-fn describe(version: &Version, failed: &Unresolved) -> String {
-    let nodes = some(&failed.nodes);
-    let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
-    let frozen = match (failed.frozen, failed.braked) {
-        (true, _) => String::new(),
-        (false, true) => ", which has braked the rollout".to_owned(),
-        (false, false) if !failed.held_for.is_empty() => {
-            let kinds: Vec<&str> = failed.held_for.iter().map(String::as_str).collect();
-            format!(", held for nodes of {} alone", kinds.join(" and "))
-        }
-        (false, false) => ", which has not frozen the rollout".to_owned(),
-    };
-    format!("{version} ({reason}on {nodes}{frozen})")
-}
-
-fn describe_all<'a>(of: impl IntoIterator<Item = (&'a Version, &'a Unresolved)>) -> String {
-    of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
-}
-
-/// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
-fn frozen(operator: &BottlerocketUpdateOperator) -> Option<String> {
-    let status = status(operator);
-    let unresolved = unresolved(&status);
-    let stops = |(_, failed): &(&Version, &Unresolved)| failed.frozen || failed.braked;
-    let of: Vec<(&Version, &Unresolved)> = unresolved.iter().filter(stops).collect();
-    let first = of.first()?.0;
-    let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
-    let freezing: Vec<&Version> = freezing(&unresolved).collect();
-    let others = if freezing.is_empty() || !has_others(&status) {
-        String::new()
-    } else {
-        let others = command(operator, &format!("resume --others {}", list(freezing.iter().copied())));
-        format!("to go on with nodes of another variant or architecture: {others}; ")
-    };
-    Some(format!(
-        "the rollout is {} by failures of {}. To try again: {}; {others}to skip a version, first: {}",
-        if freezing.is_empty() { "braked" } else { "frozen" },
-        frozen.join(", "),
-        try_again(operator),
-        command(operator, &format!("quarantine {first}")),
-    ))
-}
-
-/// Returns the command that resolves all failures.
-pub(super) fn try_again(operator: &BottlerocketUpdateOperator) -> String {
-    command(operator, &format!("resume --failures {}", list(unresolved(&status(operator)).keys())))
-}
-
-/// Returns the sentence to add if updates are paused.
-fn but_paused(operator: &BottlerocketUpdateOperator) -> String {
-    if policy(operator).enabled {
-        return String::new();
-    }
-    format!(". Updates are paused, however: {}", command(operator, "resume"))
 }
 
 fn decide_pause(operator: &BottlerocketUpdateOperator) -> Decision {

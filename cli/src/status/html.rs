@@ -3,7 +3,7 @@
 use planner::wait::WaitsFor;
 
 use super::shape::{Report, Waiting};
-use super::text::{self, ordered, rollout_text, row};
+use super::text::{self, ordered, resting_text, rollout_text, row};
 use crate::advice::command;
 use crate::browser::{Document, escape, fields, render, table};
 use crate::page::{Cell, Fields, Page, Style};
@@ -33,7 +33,8 @@ fn rollouts(report: &Report) -> String {
         let (text, nodes) = (escape(&rollout_text(rollout, report.time)), rollout.nodes.max(1));
         format!("<p><label>{text}<progress value=\"{}\" max=\"{nodes}\"></progress></label></p>\n", rollout.updated)
     });
-    let content: String = rollout.collect();
+    let resting = report.resting.iter().map(|rollout| format!("<p>{}</p>\n", escape(&resting_text(rollout))));
+    let content: String = rollout.chain(resting).collect();
     let content = if content.is_empty() { "<p>None is under way.</p>\n".to_owned() } else { content };
     format!("<section>\n<h2>Rollouts</h2>\n{content}</section>\n")
 }

@@ -23,7 +23,7 @@ use planner::view::ShadowFacts;
 use planner::wait::{StepRequest, Wait, WaitReason, end_in, without_command};
 
 use super::freshness;
-use super::rollouts::{canary, rollout};
+use super::rollouts::{canary, resting, rollout};
 use super::shape::*;
 use crate::advice::{Proving, pods};
 use crate::cluster::Cluster;
@@ -51,6 +51,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         waiting: waiting(&nodes),
         approvals: approvals(cluster, &plan, &rollouts),
         rollouts: rollouts.iter().filter_map(|state| rollout(cluster, &policy, state)).collect(),
+        resting: resting(cluster, &rollouts),
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
             .or_else(|| plan.status.as_ref()?.counts.clone()),

@@ -1,10 +1,11 @@
 //! The rollouts under way, with what their canary steps wait for.
 
+use models::operator::ActiveRollout;
 use planner::plan::{RolloutState, key_of};
 use planner::policy::Policy;
 use planner::wait::{Wait, alone};
 
-use super::shape::Rollout;
+use super::shape::{RestingRollout, Rollout};
 use crate::cluster::Cluster;
 
 /// Returns a rollout that has begun.
@@ -29,6 +30,22 @@ pub(super) fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) 
         step_free: state.free,
         waits: state.wait.as_ref().map(canary),
     })
+}
+
+/// Returns the rollouts with records that run which are not among those under way: policy, or what hosts are offered, has taken the version back.
+pub(super) fn resting(cluster: &Cluster, under_way: &[RolloutState]) -> Vec<RestingRollout> {
+    let stored = cluster.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+    let rests = |stored: &&ActiveRollout| {
+        let runs = stored.ended.is_none() && stored.record.as_ref().is_some_and(|record| record.ended.is_none());
+        runs && under_way.iter().all(|state| key_of(&state.rollout) != key_of(stored))
+    };
+    let resting = stored.filter(rests).map(|stored| RestingRollout {
+        version: stored.version.clone(),
+        variant: stored.variant.clone(),
+        arch: stored.arch.clone(),
+        number: stored.number(),
+    });
+    resting.collect()
 }
 
 /// Returns why no more nodes start in a canary step.

@@ -25,6 +25,9 @@ pub(crate) struct Report {
     pub(crate) paused: Option<String>,
     pub(crate) windows: Vec<Window>,
     pub(crate) rollouts: Vec<Rollout>,
+    /// The rollouts whose records run although no node is to have their versions now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) resting: Vec<RestingRollout>,
     pub(crate) counts: Option<Counts>,
     pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
@@ -96,6 +99,15 @@ pub(crate) struct Rollout {
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
     pub(crate) urgent_until: Option<Timestamp>,
     pub(crate) estimated_completion: Option<CompletionEstimate>,
+}
+
+/// A rollout that goes on once nodes are to have its version again.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct RestingRollout {
+    pub(crate) version: Version,
+    pub(crate) variant: String,
+    pub(crate) arch: String,
+    pub(crate) number: i64,
 }
 
 /// Nodes that wait for the same reason.

@@ -82,6 +82,26 @@ fn canary_step_with_a_free_place_is_not_said_to_hold_nodes_back() {
     assert_eq!((&json["rollouts"][0]["waits"], &json["rollouts"][0]["stepFree"]), (&Value::Null, &json!(1)));
 }
 
+/// The release of the rollout is withdrawn.
+#[test]
+fn rollout_whose_version_no_node_is_to_have_now_is_said_to_rest() {
+    let t = "2026-01-01T00:00:00Z";
+    for (sentence, host, ended, expected) in [
+        ("it is offered", idle(), None, Value::Null),
+        ("it is withdrawn", current(), None, json!(3)),
+        ("its record has ended", current(), Some(t), Value::Null),
+    ] {
+        let rollout = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0,
+            "record": {"number": 3, "begun": t, "ended": ended, "revision": {"name": "", "number": 0}}});
+        let status = json!({"observedGeneration": 1, "activeRollouts": [rollout]});
+        let cluster = one(operator(&json!({}), &status), shadow("a", host));
+        let json = serde_json::to_value(report(&cluster, now())).unwrap();
+        assert_eq!(json["resting"][0]["number"], expected, "{sentence}: {json:#}");
+        let line = "1.20.5 for aws-k8s-1.37 x86_64 (rollout 3): rests; no node is to have it now\n";
+        assert_eq!(shown(&cluster, None).contains(line), !expected.is_null(), "{sentence}");
+    }
+}
+
 fn held() -> Value {
     json!({names::HOLD_ANNOTATION: "the auditors are here"})
 }

@@ -6,7 +6,7 @@ use models::operator::CompletionEstimate;
 use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
-use super::shape::{IDLE, NodeReport, Report, Rollout, Waiting, Window};
+use super::shape::{IDLE, NodeReport, Report, RestingRollout, Rollout, Waiting, Window};
 use crate::advice::{command, counted, labelling, some};
 use crate::clock::{moment, span};
 use crate::page::{Cell, Fields, Page, Style, first_of};
@@ -68,6 +68,9 @@ fn head(page: &mut Page, report: &Report) {
     windows(report, &mut field);
     for rollout in &report.rollouts {
         field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
+    }
+    for rollout in &report.resting {
+        field("Rollout:", Style::Faint, &resting_text(rollout));
     }
     counts(report, &mut field);
     trouble(report, &mut field);
@@ -232,6 +235,12 @@ pub(super) fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
         text.push_str(&format!("; completion expected at {}{range}", moment(*at, now)));
     }
     text
+}
+
+/// Returns the line about a rollout that waits for nodes that are to have its version.
+pub(super) fn resting_text(rollout: &RestingRollout) -> String {
+    let RestingRollout { version, variant, arch, number } = rollout;
+    format!("{version} for {variant} {arch} (rollout {number}): rests; no node is to have it now")
 }
 
 /// Returns all nodes in their order: of many, those with something to see come first, the most important at the head.

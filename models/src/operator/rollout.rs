@@ -6,6 +6,7 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::ledger::RolloutLedger;
+use crate::names::APPROVE_STEP_ANNOTATION;
 use crate::schema::{Moment, StatusWord, VersionText};
 
 /// Rollout of a version to the nodes of one variant and architecture.
@@ -107,6 +108,12 @@ impl ActiveRollout {
             (false, ..=0, true) => Some(format!("{name}/unproven")),
             (false, ..) => None,
         }
+    }
+
+    /// Returns whether the message of the condition `Progressing` shows that its canary step waits for a user. It shows no step of a rollout whose version no
+    /// node is to have now.
+    pub fn is_shown(&self, message: &str) -> bool {
+        self.approvable().is_some_and(|name| message.contains(&format!("{APPROVE_STEP_ANNOTATION}={name}@")))
     }
 }
 

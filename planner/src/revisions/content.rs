@@ -102,6 +102,23 @@ impl RevisionContent {
         })
     }
 
+    /// Returns what it changes in an earlier content, a line for each field. Versions that nodes may take again come first.
+    pub fn changes_from(&self, before: &Self) -> Vec<String> {
+        let entries = |what: &str, of: &BTreeSet<String>, without: &BTreeSet<String>| {
+            let found: Vec<&str> = of.difference(without).map(String::as_str).collect();
+            (!found.is_empty()).then(|| format!("{what}: {}", found.join("; ")))
+        };
+        let target = || format!("target: {}, before {}", self.target, before.target);
+        let waves = || format!("ignoreWaves: {}, before {}", self.ignore_waves, before.ignore_waves);
+        let lines = [
+            entries("not excluded any more", &before.exclude, &self.exclude),
+            entries("excluded", &self.exclude, &before.exclude),
+            (self.target != before.target).then(target),
+            (self.ignore_waves != before.ignore_waves).then(waves),
+        ];
+        lines.into_iter().flatten().collect()
+    }
+
     /// Returns whether it may lead a node to an earlier version than it runs.
     pub fn leads_down(&self) -> bool {
         self.target != Target::Latest.normalized()

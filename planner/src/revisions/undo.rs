@@ -34,6 +34,8 @@ pub enum Undo {
         patch: Value,
         /// True if it moves no node to an earlier version than it runs, since its target is `latest`.
         keeps_versions: bool,
+        /// Changes of the present policy, a line for each field; none where the present policy is invalid.
+        changes: Vec<String>,
     },
 }
 
@@ -81,5 +83,6 @@ pub fn undo(
         return Ok(Undo::Skipped { number });
     }
     let patch = json!({"spec": {"version": content.version_patch()}});
-    Ok(Undo::Write { number, patch, keeps_versions: !content.leads_down() })
+    let changes = present.map(|present| content.changes_from(present)).unwrap_or_default();
+    Ok(Undo::Write { number, patch, keeps_versions: !content.leads_down(), changes })
 }

@@ -1,13 +1,16 @@
 //! One-shot requests of users: annotations on the operator's resource, each carried out once and then acknowledged.
 
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, frozen_since};
+use models::condition::find_condition;
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, PROGRESSING, frozen_since,
+};
 
 use crate::decision::Note;
 use crate::view::{ClusterView, OperatorFacts, ReportedFacts, ShadowFacts};
 
 /// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
 /// was applied again must not end a freeze that outlived the previous resource.
-fn is_new(operator: &OperatorFacts) -> bool {
+pub(super) fn is_new(operator: &OperatorFacts) -> bool {
     operator.status.observed_generation.is_none()
 }
 
@@ -96,9 +99,11 @@ pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketU
     if old.active_rollouts.iter().any(is_approved) {
         return None;
     }
-    let waiting: Vec<String> = new.active_rollouts.iter().filter_map(ActiveRollout::approvable).collect();
+    let shown = find_condition(&new.conditions, PROGRESSING).map_or("", |condition| &condition.message);
+    let waiting = new.active_rollouts.iter().filter(|rollout| rollout.is_shown(shown));
+    let waiting: Vec<String> = waiting.filter_map(ActiveRollout::approvable).collect();
     let waiting = if waiting.is_empty() {
-        "no canary step has all of its places used up".to_owned()
+        "no canary step waits for an approval now".to_owned()
     } else {
         format!("an approval can name {}", waiting.join(", "))
     };
@@ -174,10 +179,11 @@ pub(crate) fn acknowledged(
 
 #[cfg(test)]
 mod tests {
+    use models::names;
     use models::operator::RolloutLedger;
 
     use super::*;
-    use crate::fixtures::{NEW, OLD, fallen_back, recorded, rollout, seen};
+    use crate::fixtures::{NEW, OLD, condition, fallen_back, recorded, rollout, seen};
 
     /// The place of the step is used up, and the step soaks once a user has accepted it.
     #[test]
@@ -196,6 +202,32 @@ mod tests {
         for (accepted, refused) in [(1, false), (0, true)] {
             let found = approval_news(&status(None, 0), &status(Some("7/1/unproven@yes"), accepted));
             assert_eq!(found.is_some(), refused, "{accepted} accepted");
+        }
+    }
+
+    /// No node may be to have the version of the other step now, so that an approval of it has no effect either.
+    #[test]
+    fn refusal_of_an_approval_names_no_step_that_is_not_shown_to_wait() {
+        let shown = format!("waits for approval: {}=7/1@<any new text>", names::APPROVE_STEP_ANNOTATION);
+        for (message, expected) in
+            [(shown.as_str(), "an approval can name 7/1."), ("", "no canary step waits for an approval now.")]
+        {
+            let status = |asked: Option<&str>| {
+                let ledger = RolloutLedger { due: 1, share: 1, proven: 1, ..RolloutLedger::default() };
+                let active = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+                BottlerocketUpdateOperatorStatus {
+                    observed_generation: Some(1),
+                    active_rollouts: vec![active],
+                    requests: Some(OperatorRequests {
+                        approve_step: asked.map(str::to_owned),
+                        ..OperatorRequests::default()
+                    }),
+                    conditions: vec![condition(PROGRESSING, "AwaitingApproval", message)],
+                    ..BottlerocketUpdateOperatorStatus::default()
+                }
+            };
+            let found = approval_news(&status(None), &status(Some("7/1@yes"))).unwrap();
+            assert!(found.message.contains(expected), "{}", found.message);
         }
     }
 

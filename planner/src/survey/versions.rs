@@ -7,12 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::operator::{KnownVersion, MAX_FAILURES, Quarantined};
 use models::reason::FailureReason;
+use models::shadow::UPDATED;
+use models::time::{after, signed};
 use semver::Version;
 
-use super::key::of_known;
+use super::key::{Key, borrowed, key, of_known};
+use super::requests::is_new;
 use super::vouched::enough;
 use crate::policy::Policy;
-use crate::survey::key::Key;
 use crate::survey::quarantine::Quarantine;
 use crate::view::ClusterView;
 
@@ -91,9 +93,22 @@ impl Kind<'_> {
 /// The offers by variant and architecture.
 pub(crate) type Kinds<'a> = BTreeMap<(&'a str, &'a str), Kind<'a>>;
 
-fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
+fn new_version(key: &Key, first_seen: Timestamp) -> KnownVersion {
     let (variant, arch, version) = key.clone();
-    KnownVersion { version, variant, arch, first_seen: now, failed: Vec::new(), quarantined: None }
+    KnownVersion { version, variant, arch, first_seen, failed: Vec::new(), quarantined: None }
+}
+
+/// Returns the time since which a version counts as known that the status lacks. Where the resource was deleted and created again, a version that a
+/// node of the kind was updated to was old enough when that began: otherwise a rollout in progress would wait for its age once more.
+fn known_since(view: &ClusterView, policy: &Policy, own: &Key, now: Timestamp) -> Timestamp {
+    let is_new = view.operator.as_ref().is_some_and(is_new);
+    let began = view.nodes.values().filter(|_| is_new).filter_map(|node| {
+        let last = node.record()?.last.as_ref().filter(|last| last.reason == UPDATED)?;
+        // Policy leads back to a version of any age.
+        let is_later = last.from.as_ref().is_some_and(|from| *from < last.version);
+        (is_later && key(node, &last.version) == borrowed(own)).then_some(last.started)
+    });
+    began.min().map_or(now, |began| after(began, -signed(policy.minimum_age)))
 }
 
 /// Returns the offers by variant and architecture.
@@ -138,6 +153,7 @@ pub(crate) fn known(
     policy: &Policy,
     now: Timestamp,
 ) -> Vec<KnownVersion> {
+    let new = |key: &Key| new_version(key, known_since(view, policy, key, now));
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
     let mut known: BTreeMap<Key, KnownVersion> = before
         // A version is removed when hosts that have refreshed are not offered it any more; if none has, it stays.
@@ -150,7 +166,7 @@ pub(crate) fn known(
             let news = kind.lowest.is_some_and(|lowest| *version > lowest);
             if news && *nodes >= enough(kind.refreshed.nodes) {
                 let key = ((*variant).to_owned(), (*arch).to_owned(), Version::clone(version));
-                known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
+                known.entry(key.clone()).or_insert_with(|| new(&key));
             }
         }
     }
@@ -160,14 +176,14 @@ pub(crate) fn known(
         entry.quarantined.take_if(|_| !quarantine.spent.contains_key(key));
     }
     for (key, cause) in &quarantine.failed {
-        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
+        let entry = known.entry(key.clone()).or_insert_with(|| new(key));
         let mut failed: Vec<String> = cause.nodes.clone();
         failed.sort();
         failed.truncate(FAILED);
         entry.failed = failed;
     }
     for (key, cause) in &quarantine.spent {
-        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
+        let entry = known.entry(key.clone()).or_insert_with(|| new(key));
         entry.quarantined.get_or_insert_with(|| Quarantined {
             reason: cause.reason.unwrap_or(FailureReason::Unknown),
             nodes: cause.nodes.iter().take(8).cloned().collect(),
@@ -211,7 +227,7 @@ fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{NEW, OLD, cluster, fallen_back, node, seen, t, with_policy};
+    use crate::fixtures::{NEW, OLD, cluster, fallen_back, node, seen, t, updated, with_policy};
     use crate::policy::{Exclusion, Target};
     use crate::survey::Survey;
     use crate::survey::want::Want;
@@ -260,6 +276,26 @@ mod tests {
         ] {
             let (view, policy) = cluster(nodes, &[]);
             assert_eq!(first_seen(&view, &policy), begins.then(|| t(5)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn version_that_a_node_was_updated_to_is_old_enough_once_the_resource_is_created_again() {
+        for (sentence, is_created_again, reason, expected) in [
+            ("a node was updated to it since 1 s", true, UPDATED, t(1 - 3600)),
+            ("no node has proven it", true, "HealthUnknown", t(5)),
+            ("it is released again", false, UPDATED, t(5)),
+        ] {
+            let mut first = offered("a", Some(&[NEW]));
+            let mut record = updated();
+            record.last.as_mut().unwrap().reason = reason.into();
+            first.shadow.as_mut().unwrap().status.controller.record = Some(record);
+            let (mut view, _) = cluster(vec![first, offered("b", Some(&[NEW, OLD]))], &[]);
+            let policy = with_policy(&mut view, serde_json::json!({"version": {"minimumAge": "1h"}}));
+            if is_created_again {
+                view.operator.as_mut().unwrap().status = Default::default();
+            }
+            assert_eq!(first_seen(&view, &policy), Some(expected), "{sentence}");
         }
     }
 

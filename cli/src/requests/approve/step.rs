@@ -1,7 +1,6 @@
 //! A canary step that is due, and its name in an approval.
 
-use jiff::Timestamp;
-use models::names::APPROVE_STEP_ANNOTATION;
+use jiff::{SignedDuration, Timestamp};
 use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use models::time::after;
@@ -9,6 +8,9 @@ use planner::policy::{CanaryStep, Policy};
 use planner::wait::StepRequest;
 
 use crate::requests::texts::command;
+
+/// The time within which the operator shows that a step waits whose soak is over.
+const SHOWN_WITHIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// The number of nodes that a text names.
 const NAMED: usize = 8;
@@ -44,9 +46,12 @@ impl NextStep<'_> {
         manual || (unproven && self.is_unproven())
     }
 
-    /// Returns true if the operator shows that the step waits. It shows none of a rollout whose version no node is to have any more.
-    pub(super) fn is_shown(&self, shown: &str) -> bool {
-        self.rollout.approvable().is_some_and(|name| shown.contains(&format!("{APPROVE_STEP_ANNOTATION}={name}@")))
+    /// Returns true if the operator does not show that the step waits, although it has had the time to: no node is to have the version now. `shown` is the
+    /// text in which it shows steps; `None` where that says nothing about this one.
+    pub(super) fn rests(&self, now: Timestamp, shown: Option<&str>) -> bool {
+        let would_be_shown = (self.step.manual || self.is_unproven()) && self.rollout.number() > 0;
+        let is_late = !self.soaks(now.saturating_sub(SHOWN_WITHIN).unwrap_or(now));
+        would_be_shown && is_late && shown.is_some_and(|shown| !self.rollout.is_shown(shown))
     }
 
     /// Returns true if its soak is not over, so that the operator does not wait for a user yet.

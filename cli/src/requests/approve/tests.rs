@@ -198,9 +198,32 @@ fn step_of_a_rollout_that_the_operator_does_not_show_is_not_chosen_beside_one_th
         ("none is shown yet", "", None, None),
         ("another step of it is shown", other.as_str(), None, None),
         ("the text is cut", cut.as_str(), None, None),
-        ("the other one is named", newer.as_str(), Some(7), Some("7/3@nonce")),
+        ("the other one is named", newer.as_str(), Some(7), None),
     ] {
         assert_eq!(decide(shown, rollout).as_deref(), expected, "{sentence}");
+    }
+}
+
+/// The soak of the step has ended at 02:00.
+#[test]
+fn step_of_a_version_that_no_node_is_to_have_now_is_not_approved() {
+    let rests = "canary step 1 of 1.20.5 waits for no approval: no node is to have 1.20.5 now; nothing was written";
+    for (sentence, shown, enabled, now, expected) in [
+        ("the operator shows no step", Some(""), true, "2026-01-01T02:01:00Z", rests),
+        ("it has had no time to", Some(""), true, "2026-01-01T02:00:59Z", "7/1@nonce"),
+        ("it shows none while updates are paused", Some(""), false, "2026-01-01T02:01:00Z", "7/1@nonce"),
+        ("it has shown nothing yet", None, true, "2026-01-01T02:01:00Z", "7/1@nonce"),
+    ] {
+        let mut operator = with(&[rollout("1.20.5", 0, true, false)]);
+        operator.spec.enabled = Some(enabled);
+        let conditions = shown.map(|shown| serde_json::from_value(condition(PROGRESSING, "Idle", shown)).unwrap());
+        operator.status.as_mut().unwrap().conditions = conditions.into_iter().collect();
+        let wanted = Wanted { now: now.parse().unwrap(), ..wanted(None, false) };
+        let found = match decide(&operator, wanted, "nonce") {
+            Ok((approval, _)) => approval.unwrap().value,
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(found, expected, "{sentence}");
     }
 }
 
@@ -460,6 +483,21 @@ fn outcome_says_if_the_rollout_continues_now_or_after_the_soak() {
     assert!(text.contains("when its soak ends at 2026-01-01T02:00:00Z"), "{text}");
     let State::Failed(text) = result(0, false) else { panic!("it is not approved") };
     assert!(text.contains("without effect: canary step 1 of 1.20.5 still waits"), "{text}");
+}
+
+#[test]
+fn outcome_says_what_keeps_the_rollout_from_going_on() {
+    let approval = decided(&[rollout("1.20.5", 0, true, false)], None, false).0.unwrap();
+    let paused = "Updates are paused, however: kubectl brupop resume";
+    for (passed, approved, text) in [
+        (1, false, "is approved and passed"),
+        (0, true, "is approved, which takes effect when its soak ends at 2026-01-01T02:00:00Z"),
+    ] {
+        let mut now = with(&[rollout("1.20.5", passed, true, approved)]);
+        now.spec.enabled = Some(false);
+        let State::Done(found) = outcome(&now, &approval) else { panic!("{text}") };
+        assert_eq!(found, format!("canary step 1 of 1.20.5 {text}. {paused}"));
+    }
 }
 
 #[test]

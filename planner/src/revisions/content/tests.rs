@@ -51,6 +51,22 @@ fn revision_data_is_canonical() {
 }
 
 #[test]
+fn changes_between_revisions_are_a_line_for_each_field_and_lifted_exclusions_come_first() {
+    let of = |target: &str, exclude: &[&str], waves: bool| {
+        content(json!({"version": {"target": target, "exclude": exclude, "ignoreWaves": waves}}))
+    };
+    let (before, after) = (of("1.20.5", &["1.20.1", "1.20.4"], false), of("latest", &["1.20.1", "1.19.0"], true));
+    let changes = [
+        "not excluded any more: 1.20.4",
+        "excluded: 1.19.0",
+        "target: latest, before 1.20.5",
+        "ignoreWaves: true, before false",
+    ];
+    assert_eq!(after.changes_from(&before), changes);
+    assert!(before.changes_from(&before).is_empty());
+}
+
+#[test]
 fn revision_data_never_has_characters_that_api_server_escapes() {
     for text in VERSIONS {
         let data = data(json!({"version": {"target": text, "exclude": VERSIONS}}));
