@@ -123,7 +123,7 @@ impl Policy {
 
 /// Returns a count, with an error if it is not valid.
 fn checked(field: &str, count: CountOrPercent, errors: &mut Vec<PolicyError>) -> CountOrPercent {
-    if count.of(100).is_none() {
+    if !count.is_valid() {
         errors.push(PolicyError {
             field: field.to_owned(),
             message: "write a count from 1, or a percentage from 1% to 100%".to_owned(),
@@ -162,7 +162,10 @@ fn node_groups(
         Group {
             name: group.name.clone(),
             selector: group.selector.clone(),
-            max_unavailable: group.max_unavailable.clone(),
+            max_unavailable: group
+                .max_unavailable
+                .clone()
+                .map(|count| checked(&format!("{path}.maxUnavailable"), count, errors)),
             policy: group_policy(&path, all, &group.schedule, &group.drain, &group.health, errors),
         }
     };
@@ -251,7 +254,10 @@ fn group_policy(
     let soak = after.soak.map_or(default.after.soak, |d| d.0);
     let before = Before {
         pods_ready: before.pods_ready.unwrap_or(default.before.pods_ready),
-        max_unhealthy_nodes: before.max_unhealthy_nodes.or_else(|| default.before.max_unhealthy_nodes.clone()),
+        max_unhealthy_nodes: before
+            .max_unhealthy_nodes
+            .map(|count| checked(&format!("{path}.health.before.maxUnhealthyNodes"), count, errors))
+            .or_else(|| default.before.max_unhealthy_nodes.clone()),
         checks: checks(
             &format!("{path}.health.before"),
             before.expressions,

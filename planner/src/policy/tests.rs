@@ -93,6 +93,12 @@ fn back_off_doubles_up_to_one_day() {
 fn invalid_policy_error_names_its_field() {
     for (text, field) in [
         (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
+        (
+            r#"{"nodeGroups": [{"name": "db", "selector": {}, "maxUnavailable": "0%"}]}"#,
+            "spec.nodeGroups[0].maxUnavailable",
+        ),
+        (r#"{"health": {"before": {"maxUnhealthyNodes": "ten"}}}"#, "spec.health.before.maxUnhealthyNodes"),
+        (r#"{"strategy": {"preStage": {"maxConcurrent": "101%"}}}"#, "spec.strategy.preStage.maxConcurrent"),
         (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
         (
             r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
