@@ -246,7 +246,8 @@ impl Applier {
     pub(crate) fn of_leader(client: kube::Client) -> Self {
         let (leadership, metrics) = (Leadership::forever(), Metrics::new().unwrap());
         let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
-        Self::new(client, namespace, identity, leadership, Signer::default(), metrics, Caches::default())
+        let caches = Caches::new(&metrics.watch_errors);
+        Self::new(client, namespace, identity, leadership, Signer::default(), metrics, caches)
     }
 }
 
