@@ -48,7 +48,7 @@ impl CountOrPercent {
 }
 
 fn percent(text: &str) -> Option<usize> {
-    text.strip_suffix('%')?.parse().ok().filter(|percent| (1..=100).contains(percent))
+    text.strip_suffix('%')?.parse::<usize>().ok().filter(|percent| (1..=100).contains(percent))
 }
 
 impl Default for CountOrPercent {
