@@ -41,9 +41,8 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_ALIVE_FILE", default_value = "/run/brupop/alive")]
     pub alive_file: PathBuf,
 
-    /// Checks the agent that writes the file for the probes, and exits: `alive` (its process runs) or `connected` (it
-    /// receives the web API's stream).
-    #[arg(long)]
+    /// Checks the agent that writes the file for the probes, and exits.
+    #[arg(long, value_enum)]
     pub check: Option<Check>,
 
     /// Log filter: a level, or a list such as `info,agent=debug`.

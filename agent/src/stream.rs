@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use models::backoff::{Backoff, Delays, full_jitter};
+use models::failures::with_causes;
 use models::limits;
 use models::wire::WatchLine;
 use rand::random;
@@ -70,8 +71,8 @@ pub(crate) async fn follow(server: &Server, views: &Views, alive: &Alive) -> Inf
             Ok(()) => tracing::debug!(?held, "the stream ended"),
             // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
             // attention.
-            Err(error) if backoff.failures() < 3 => tracing::info!(error = chain(&**error), "the stream ended"),
-            Err(error) => log.failed("the stream ended", &chain(&**error)),
+            Err(error) if backoff.failures() < 3 => tracing::info!(error = with_causes(&**error), "the stream ended"),
+            Err(error) => log.failed("the stream ended", &with_causes(&**error)),
         }
         sleep(pause(&mut backoff, success)).await;
     }
@@ -107,21 +108,9 @@ async fn follow_once(
                 views.absent();
             }
             Ok(WatchLine::Heartbeat | WatchLine::Unknown) => {}
-            Err(error) => tracing::warn!(error = chain(&error), "a line of the stream is not understood"),
+            Err(error) => tracing::warn!(error = with_causes(&error), "a line of the stream is not understood"),
         }
     }
-}
-
-/// Formats an error with all its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

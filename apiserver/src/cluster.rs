@@ -11,7 +11,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::{DeserializeGuard, Request, Status};
 use kube::{Client, Resource};
 use models::limits;
-use models::names::AGENT_MANAGER;
+use models::names::{AGENT_MANAGER, TOKEN_AUDIENCE};
 use models::schema::UNDECLARED;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
@@ -129,10 +129,10 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Creates a TokenReview of a token for an audience.
-    pub(crate) async fn review(&self, token: &str, audience: &str) -> Result<TokenReviewStatus, CallError> {
+    /// Creates a TokenReview of a token of an agent.
+    pub(crate) async fn review(&self, token: &str) -> Result<TokenReviewStatus, CallError> {
         let review = TokenReview {
-            spec: TokenReviewSpec { audiences: Some(vec![audience.to_owned()]), token: token.to_owned() },
+            spec: TokenReviewSpec { audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]), token: token.to_owned() },
             ..TokenReview::default()
         };
         let body = serde_json::to_vec(&review).map_err(kube::Error::SerdeError)?;
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         });
         let shadow = shadow("u", 5, 1, json!({"state": "Idle"}));
         let ended = [
-            (Call::TokenReview, cluster.review("t", "a").await.map(drop)),
+            (Call::TokenReview, cluster.review("t").await.map(drop)),
             (Call::Keys, cluster.published("/openid/v1/jwks").await.map(drop)),
             (Call::Read, cluster.shadow("brs-a").await.map(drop)),
             (Call::Apply, cluster.apply_status(&shadow, &json!({})).await.map(drop)),
@@ -319,7 +319,7 @@ pub(crate) mod tests {
                     reply.send_response(Response::new(Body::from(answer.to_string().into_bytes())));
                 }
             });
-            let reviewed = cluster.review("t", "brupop-apiserver").await;
+            let reviewed = cluster.review("t").await;
             assert_eq!(reviewed.unwrap().authenticated, Some(true), "the API server answers after {seconds} s");
             let applied = cluster.apply_status(&shadow("u", 5, 1, json!({})), &json!({"state": "Idle"})).await;
             assert_eq!(applied.unwrap().resource_version(), "6", "the API server answers after {seconds} s");
@@ -329,7 +329,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn unreadable_token_review_error_does_not_contain_token() {
         let fake = fake(|_| (201, json!({"spec": {"token": "secret"}, "status": "secret"})));
-        let error = fake.cluster.review("secret", "brupop-apiserver").await.unwrap_err();
+        let error = fake.cluster.review("secret").await.unwrap_err();
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
 }

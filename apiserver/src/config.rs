@@ -34,14 +34,6 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_AGENT_NAMESPACE", default_value = names::AGENT_NAMESPACE)]
     pub agent_namespace: String,
 
-    /// Name of the agents' service account.
-    #[arg(long, env = "BRUPOP_AGENT_SERVICE_ACCOUNT", default_value = names::AGENT)]
-    pub agent_service_account: String,
-
-    /// Required audience of the agents' tokens.
-    #[arg(long, env = "BRUPOP_AUDIENCE", default_value = names::TOKEN_AUDIENCE)]
-    pub audience: String,
-
     /// Maximum age of a stream. Each ends at a random age between half of this and all of it, so that agents do not
     /// reconnect all at once.
     #[arg(long, env = "BRUPOP_STREAM_MAX_AGE", default_value = "10m", value_parser = parse_stream_age)]

@@ -5,7 +5,7 @@ use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::auth::keys::{ClusterKeys, KeyVerdict, Wanted};
+use crate::auth::keys::{ClusterKeys, KeyVerdict};
 use crate::auth::token::Token;
 use crate::body;
 use crate::etag::{etag, parse_if_match};
@@ -89,14 +89,12 @@ fn bearer_tokens(data: &[u8]) {
     assert_eq!(token.digest(), token.digest());
     let _ = token.expires();
     if let Ok(keys) = ClusterKeys::read(KEYS) {
-        let verdict = keys.judge(text, &wanted(), Timestamp::UNIX_EPOCH);
+        let verdict = keys.judge(text, AGENT, Timestamp::UNIX_EPOCH);
         assert!(!matches!(verdict, KeyVerdict::Signed { .. }), "a forged token passes");
     }
 }
 
-fn wanted() -> Wanted {
-    Wanted { audience: "brupop-apiserver".into(), username: "system:serviceaccount:brupop-agents:brupop-agent".into() }
-}
+const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
 
 /// A public key whose private key does not exist.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256","use":"sig",
@@ -106,7 +104,7 @@ const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256
 fn cluster_keys(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Ok(keys) = ClusterKeys::read(&text) else { return };
-    let verdict = keys.judge("e30.e30.c2ln", &wanted(), Timestamp::UNIX_EPOCH);
+    let verdict = keys.judge("e30.e30.c2ln", AGENT, Timestamp::UNIX_EPOCH);
     assert!(!matches!(verdict, KeyVerdict::Signed { .. }), "an unsigned token passes");
 }
 

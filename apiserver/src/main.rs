@@ -2,23 +2,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use apiserver::Config;
 use clap::Parser as _;
-use models::log::{LogFormat, exit_code, without_malformed_requests};
+use models::log::{self, exit_code};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<ExitCode> {
     let config = Config::parse();
-    let filter = EnvFilter::try_new(without_malformed_requests(&config.log_filter)).context("--log-filter")?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // Where the standard error has no reader, the message about that would end the program.
-    let log = log.log_internal_errors(false);
-    match config.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
+    log::begin(&config.log_filter, config.log_format).map_err(anyhow::Error::msg)?;
     Ok(exit_code(run(config), |error| tracing::error!(error, "the web API has ended")))
 }
 

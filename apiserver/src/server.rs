@@ -28,7 +28,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::access_log::access_log;
 use crate::app::{App, Limits};
 use crate::auth::identity::agent_username;
-use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
 use crate::cluster::Cluster;
 use crate::config::Config;
@@ -182,10 +181,9 @@ fn state(
     certificate: &Arc<CertificateSlot>,
     shutdown: watch::Receiver<Option<Instant>>,
 ) -> App {
-    let username = agent_username(&config.agent_namespace, &config.agent_service_account);
-    let wanted = Wanted { audience: config.audience.clone(), username: username.clone() };
+    let username = agent_username(&config.agent_namespace);
     App {
-        reviewer: Reviewer::new(cluster.clone(), wanted, metrics.clone(), clock::now),
+        reviewer: Reviewer::new(cluster.clone(), username.clone(), metrics.clone(), clock::now),
         cluster,
         refused: Limiter::new(limits.refused),
         reports: Limiter::new(REPORTS),

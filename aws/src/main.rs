@@ -13,21 +13,13 @@ mod run;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use models::log::{LogFormat, exit_code};
+use models::log::{self, exit_code};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<ExitCode> {
     let config = config::Config::parse();
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
-        .map_err(|error| anyhow::anyhow!("--log-filter (RUST_LOG): {error}"))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // Where the standard error has no reader, the message about that would end the program.
-    let log = log.log_internal_errors(false);
-    match config.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
+    log::begin(&config.log_filter, config.log_format).map_err(anyhow::Error::msg)?;
     Ok(exit_code(work(&config).await, |error| tracing::error!(error, "brupop-aws has ended")))
 }
 

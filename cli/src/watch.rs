@@ -15,7 +15,7 @@ use futures::stream::FuturesUnordered;
 use kube::Client;
 use models::plain::some_by;
 use models::reason::Proof;
-use planner::wait::WaitReason;
+use planner::wait::{Property, WaitReason};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use self::follow::{Follow, watches};
@@ -204,24 +204,23 @@ fn ended(report: &Report) -> Option<End> {
 
 /// Returns the place of a node that runs its version without a proof. One that leaves the operator is not verified again.
 fn place(node: &NodeReport) -> Option<Proof> {
-    let leaves = |reason: &String| matches!(reason.parse(), Ok(WaitReason::BeingRemoved | WaitReason::NotLabelled));
-    node.unproven.filter(|_| !node.reason.as_ref().is_some_and(leaves))
+    node.unproven.filter(|_| !node.reason.as_ref().is_some_and(|reason| is(reason, Property::Leaves)))
+}
+
+/// Returns whether a word is a reason to wait that has a property.
+fn is(reason: &str, property: Property) -> bool {
+    reason.parse().is_ok_and(|reason: WaitReason| reason.is(property))
 }
 
 /// Returns whether nothing is under way on a node, and it is not to be updated.
 fn rests(node: &NodeReport) -> bool {
-    use WaitReason::{BeingRemoved, Excluded, NotLabelled, NotOffered, UpToDate, WaveNotCome};
-    let is_at_rest = |reason: &String| {
-        matches!(reason.parse(), Ok(UpToDate | BeingRemoved | NotLabelled | Excluded | NotOffered | WaveNotCome))
-    };
-    node.step == IDLE && (node.waits_for_proof || node.reason.as_ref().is_none_or(is_at_rest))
+    node.step == IDLE && (node.waits_for_proof || node.reason.as_ref().is_none_or(|reason| is(reason, Property::Rests)))
 }
 
 /// Returns whether nothing is under way on a node, and its agent or host keeps it from any update.
 fn is_stuck(node: &NodeReport) -> bool {
-    use WaitReason::{AgentNotReady, HostBusy, HostNotUsable, RefreshFails};
-    let is_of_host = |reason: &String| match reason.parse() {
-        Ok(reason) => matches!(reason, AgentNotReady | HostBusy | HostNotUsable | RefreshFails),
+    let is_of_host = |reason: &String| match reason.parse::<WaitReason>() {
+        Ok(reason) => reason.is(Property::Stuck),
         // A reason of the condition HostReachable.
         Err(_) => reason != NOT_KNOWN,
     };

@@ -33,7 +33,7 @@ pub struct Cache<P> {
     changed: Arc<watch::Sender<u64>>,
     asked: Arc<watch::Sender<u64>>,
     longest_pause: Duration,
-    failures: Option<IntCounter>,
+    failures: IntCounter,
     /// The node that the objects are of, where they are of one.
     node: Option<Arc<str>>,
 }
@@ -47,22 +47,16 @@ impl<P> Clone for Cache<P> {
 }
 
 impl<P: Projection> Cache<P> {
-    /// Returns an empty cache that notifies `changed` of each relevant change.
-    pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
+    /// Returns an empty cache that notifies `changed` of each relevant change, and counts the failures of its watches.
+    pub fn new(changed: Arc<watch::Sender<u64>>, failures: &IntCounter) -> Self {
         let state = Arc::new(Mutex::new(CacheState { objects: Objects::new(P::VERSION), listed: 0 }));
         let asked = Arc::new(watch::channel(0).0);
-        Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE, failures: None, node: None }
+        Self { state, changed, asked, longest_pause: watches::LONGEST_PAUSE, failures: failures.clone(), node: None }
     }
 
     /// Returns the same for objects that no decision depends on: a watch of them that fails is retried less often.
-    pub fn rarely_retried(changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { longest_pause: LONGEST_PAUSE, ..Self::new(changed) }
-    }
-
-    /// Returns the same, which counts the failures of its watches.
-    #[must_use]
-    pub fn counted(self, failures: &IntCounter) -> Self {
-        Self { failures: Some(failures.clone()), ..self }
+    pub fn rarely_retried(changed: Arc<watch::Sender<u64>>, failures: &IntCounter) -> Self {
+        Self { longest_pause: LONGEST_PAUSE, ..Self::new(changed, failures) }
     }
 
     /// Returns the same for objects of one node, which the log names.
@@ -172,7 +166,7 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
     }
 
     fn failed(&self) {
-        self.failures.iter().for_each(IntCounter::inc);
+        self.failures.inc();
     }
 
     fn node(&self) -> Option<&str> {
@@ -215,6 +209,12 @@ impl Reading {
     }
 }
 
+/// Returns a counter of failures of watches that no metric has.
+#[cfg(test)]
+pub(crate) fn uncounted() -> IntCounter {
+    IntCounter::new("failures", "of watches").unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -225,10 +225,10 @@ mod tests {
     use planner::view::{NodeFacts, Projection, ShadowFacts};
     use watches::Sink as _;
 
-    use super::Cache;
+    use super::{Cache, uncounted};
 
     fn cache<P: Projection>() -> Cache<P> {
-        Cache::new(Arc::new(tokio::sync::watch::channel(0).0))
+        Cache::new(Arc::new(tokio::sync::watch::channel(0).0), &uncounted())
     }
 
     fn node(version: &str) -> k8s_openapi::api::core::v1::Node {
@@ -361,15 +361,15 @@ mod tests {
             let answer = http::Response::builder().status(429).body(Body::from(refusal.to_string().into_bytes()));
             Ok::<_, std::convert::Infallible>(answer.unwrap())
         });
-        let failures = prometheus::IntCounter::new("failures", "of watches").unwrap();
-        let cache = cache::<NodeFacts>().counted(&failures).of_node("a");
+        let cache = cache::<NodeFacts>().of_node("a");
         let api = kube::Api::all(kube::Client::new(service, "default"));
         let run = cache.run(api, kube::runtime::watcher::Config::default());
         assert!(tokio::time::timeout(std::time::Duration::from_mins(5), run).await.is_err(), "it watches on");
         let all = std::fs::read_to_string(log.path()).unwrap();
         let lines: Vec<&str> = all.lines().filter(|line| line.contains("watch failed, retrying")).collect();
         assert!(matches!(lines[..], [line] if line.contains("kind=Node node=\"a\"") && line.contains("busy")), "{all}");
-        assert!(failures.get() >= 75, "{} failures", failures.get());
+        let failures = cache.failures.get();
+        assert!(failures >= 75, "{failures} failures");
     }
 
     /// Answers lists with one node each, of which some fail or are not answered, and keeps watches open.

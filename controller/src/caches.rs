@@ -33,24 +33,6 @@ pub struct Caches {
     pub changed: Arc<watch::Sender<u64>>,
 }
 
-impl Default for Caches {
-    fn default() -> Self {
-        let changed = Arc::new(watch::channel(0).0);
-        Self {
-            nodes: Cache::new(changed.clone()),
-            shadows: Cache::new(changed.clone()),
-            operator: Cache::new(changed.clone()),
-            budgets: Cache::new(changed.clone()),
-            revisions: Cache::new(changed.clone()),
-            history: Cache::new(changed.clone()),
-            services: Cache::rarely_retried(changed.clone()),
-            csi_nodes: Cache::rarely_retried(changed.clone()),
-            daemon_sets: Cache::rarely_retried(changed.clone()),
-            changed,
-        }
-    }
-}
-
 /// Facts that a task beside the leader's turns has for plans. Clones share them.
 #[derive(Clone, Default)]
 pub struct Shared<T>(Arc<Mutex<T>>);
@@ -71,20 +53,20 @@ impl<T: Clone + PartialEq> Shared<T> {
 }
 
 impl Caches {
-    /// Returns the same, which count the failures of their watches.
-    #[must_use]
-    pub fn counted(self, failures: &IntCounter) -> Self {
+    /// Returns empty caches, which count the failures of their watches.
+    pub fn new(failures: &IntCounter) -> Self {
+        let changed = Arc::new(watch::channel(0).0);
         Self {
-            nodes: self.nodes.counted(failures),
-            shadows: self.shadows.counted(failures),
-            operator: self.operator.counted(failures),
-            budgets: self.budgets.counted(failures),
-            revisions: self.revisions.counted(failures),
-            history: self.history.counted(failures),
-            services: self.services.counted(failures),
-            csi_nodes: self.csi_nodes.counted(failures),
-            daemon_sets: self.daemon_sets.counted(failures),
-            changed: self.changed,
+            nodes: Cache::new(changed.clone(), failures),
+            shadows: Cache::new(changed.clone(), failures),
+            operator: Cache::new(changed.clone(), failures),
+            budgets: Cache::new(changed.clone(), failures),
+            revisions: Cache::new(changed.clone(), failures),
+            history: Cache::new(changed.clone(), failures),
+            services: Cache::rarely_retried(changed.clone(), failures),
+            csi_nodes: Cache::rarely_retried(changed.clone(), failures),
+            daemon_sets: Cache::rarely_retried(changed.clone(), failures),
+            changed,
         }
     }
 
@@ -111,6 +93,7 @@ mod tests {
     use watches::Sink as _;
 
     use super::*;
+    use crate::cache::uncounted;
 
     fn list<P: Projection>(cache: &Cache<P>) {
         cache.take(0, Event::Init);
@@ -119,7 +102,7 @@ mod tests {
 
     #[test]
     fn readiness_waits_for_nothing_that_a_role_of_an_earlier_version_does_not_permit() {
-        let caches = Caches::default();
+        let caches = Caches::new(&uncounted());
         list(&caches.nodes);
         list(&caches.shadows);
         list(&caches.operator);
@@ -131,7 +114,7 @@ mod tests {
 
     #[test]
     fn failed_watch_of_services_is_retried_less_often_than_others() {
-        let caches = Caches::default();
+        let caches = Caches::new(&uncounted());
         assert!(caches.services.longest_pause() > 10 * caches.budgets.longest_pause());
     }
 }

@@ -17,15 +17,9 @@ use crate::cache::{Cache, Reading};
 pub struct EarlierPods(pub(crate) [Cache<EarlierPod>; 2]);
 
 impl EarlierPods {
-    /// Returns empty caches that notify `changed` when a pod appears or is gone.
-    pub fn new(changed: &Arc<watch::Sender<u64>>) -> Self {
-        Self([Cache::new(changed.clone()), Cache::new(changed.clone())])
-    }
-
-    /// Returns the same, which count the failures of their watches.
-    #[must_use]
-    pub fn counted(self, failures: &IntCounter) -> Self {
-        Self(self.0.map(|cache| cache.counted(failures)))
+    /// Returns empty caches that notify `changed` when a pod appears or is gone, and count the failures of their watches.
+    pub fn new(changed: &Arc<watch::Sender<u64>>, failures: &IntCounter) -> Self {
+        Self([Cache::new(changed.clone(), failures), Cache::new(changed.clone(), failures)])
     }
 
     /// Begins to watch.
@@ -54,7 +48,7 @@ impl EarlierPods {
         use kube::core::DeserializeGuard;
         use kube::runtime::watcher::Event;
         use watches::Sink as _;
-        let earlier = Self::new(&Arc::new(watch::channel(0).0));
+        let earlier = Self::new(&Arc::new(watch::channel(0).0), &crate::cache::uncounted());
         for cache in &earlier.0 {
             cache.take(0, Event::Init);
             for (name, phase) in pods {

@@ -216,6 +216,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cache::uncounted;
 
     type Server = tower_test::mock::Handle<Request<Body>, Response<Body>>;
 
@@ -243,7 +244,11 @@ mod tests {
         let (service, server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (changed, changes) = watch::channel(0);
         let changed = Arc::new(changed);
-        (Owners::new(Client::new(service, "default"), Cache::new(changed.clone()), changed), changes, server)
+        (
+            Owners::new(Client::new(service, "default"), Cache::new(changed.clone(), &uncounted()), changed),
+            changes,
+            server,
+        )
     }
 
     /// An answer. Status 200 is an object with the uid `now` and this controller.

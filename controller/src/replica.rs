@@ -66,13 +66,13 @@ impl Replica {
         let calls = Calls::default();
         let client = limited(client, calls.clone(), metrics.clone());
         let failures = &metrics.watch_errors;
-        let caches = Caches::default().counted(failures);
+        let caches = Caches::new(failures);
         let peers = Peers {
             identity: config.identity.clone(),
-            pods: Cache::new(caches.changed.clone()).counted(failures),
-            agents: Cache::new(caches.changed.clone()).counted(failures),
+            pods: Cache::new(caches.changed.clone(), failures),
+            agents: Cache::new(caches.changed.clone(), failures),
         };
-        let earlier = EarlierPods::new(&caches.changed).counted(failures);
+        let earlier = EarlierPods::new(&caches.changed, failures);
         let (state, served) = watch::channel(Served::Unknown);
         let replica = Self { config, client, clock, parameters, metrics, calls, caches, peers, earlier, served, stop };
         replica.watch(state);

@@ -1,4 +1,4 @@
-//! The format of the programs' logs, and the error that ends a program.
+//! The logs of the programs, and the error that ends a program.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -32,6 +32,24 @@ impl FromStr for LogFormat {
             _ => Err(format!("'{text}' is no log format: write text or json")),
         }
     }
+}
+
+/// Begins the log of a server, on the standard error.
+///
+/// # Errors
+/// A filter that cannot be parsed.
+#[cfg(feature = "log")]
+pub fn begin(filter: &str, format: LogFormat) -> Result<(), String> {
+    let filter = tracing_subscriber::EnvFilter::try_new(without_malformed_requests(filter));
+    let filter = filter.map_err(|error| format!("--log-filter (RUST_LOG): {error}"))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // Where the standard error has no reader, the message about that would end the program.
+    let log = log.log_internal_errors(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+    Ok(())
 }
 
 /// Returns the filter of a log without the lines of the HTTP library about requests that it cannot read, of which a client can send

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use models::backoff::{Backoff, Delays};
+use models::failures::with_causes;
 use models::shadow::HostState;
 use tokio::time::Instant;
 
@@ -13,7 +14,6 @@ use super::turn::Turn;
 use crate::host::command::{Outcome, carry_out};
 use crate::host::types::{Command, UpdateStatus};
 use crate::staging::{TRIES, Tries};
-use crate::stream::chain;
 
 /// Delay after a failed host command.
 const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(60));
@@ -71,9 +71,9 @@ fn log(command: Command, outcome: &Outcome) {
         Outcome::Vanished(_) => tracing::warn!(command, "host command left no record"),
         Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),
         Outcome::StillRuns => tracing::warn!(command, "host command still runs, and is not followed any more"),
-        Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
+        Outcome::Host(error) => tracing::warn!(command, error = with_causes(error), "host command got no answer"),
         Outcome::Unread(error) => {
-            tracing::warn!(command, error = chain(error), "end of the host command could not be read");
+            tracing::warn!(command, error = with_causes(error), "end of the host command could not be read");
         }
         Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
     }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use models::failures::with_causes;
 use models::wire::ShadowView;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -20,7 +21,6 @@ use crate::desired_state::DesiredState;
 use crate::host::client::{HostClient, HostError};
 use crate::report::{HostCondition, build_condition};
 use crate::server::Server;
-use crate::stream::chain;
 use crate::views::{Known, Views};
 
 /// Interval of reads of the boot id while a reboot is awaited. No host call.
@@ -92,7 +92,7 @@ impl<'a> Driver<'a> {
                 self.boot = BootState { id: boot_id, ..BootState::default() };
             }
             Err(error) => {
-                self.boot.outage.log.failed("the boot id cannot be read", &chain(&*error));
+                self.boot.outage.log.failed("the boot id cannot be read", &with_causes(&*error));
                 return Ok(Next::At(Instant::now() + BOOT_POLL));
             }
         }
@@ -117,7 +117,7 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     let outage = &mut turn.boot.outage;
     let delay = outage.record(error.socket_is_dead(), now);
     let dead_for = outage.dead_for(now);
-    outage.log.failed("the host does not answer", &chain(&error));
+    outage.log.failed("the host does not answer", &with_causes(&error));
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
         let make = |view: &ShadowView| build_condition(&view.status, &condition, Moment::now().wall);

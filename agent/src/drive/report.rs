@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use models::failures::with_causes;
 use models::wire::{AgentStatus, ShadowView};
 use tokio::time::{sleep, timeout};
 use tracing::field::debug;
@@ -14,7 +15,6 @@ use crate::desired_state::DesiredState;
 use crate::report::{Finding, HostCondition, build};
 use crate::server::{NOT_IN_TIME, Written};
 use crate::situation::Facts;
-use crate::stream::chain;
 
 /// Number of immediate rebuilds of a report because the shadow changed meanwhile.
 const REBUILDS: u32 = 4;
@@ -108,7 +108,7 @@ pub(super) async fn put(
                 views.answered(*answer, &view.etag);
             }
             Err(error) => {
-                turn.reports.log_failure(&chain(&*error));
+                turn.reports.log_failure(&with_causes(&*error));
                 break;
             }
         }

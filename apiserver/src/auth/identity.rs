@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
-use models::names::shadow_name;
+use models::names::{AGENT, shadow_name};
 
 use crate::refusal::Refusal;
 use crate::shadow::Shadow;
@@ -58,8 +58,8 @@ impl AgentIdentity {
 }
 
 /// Returns the user name of the agents' service account.
-pub(crate) fn agent_username(namespace: &str, service_account: &str) -> String {
-    format!("system:serviceaccount:{namespace}:{service_account}")
+pub(crate) fn agent_username(namespace: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{AGENT}")
 }
 
 /// Checks that a bearer is the agent of the node in the path.
@@ -126,7 +126,7 @@ pub(crate) mod tests {
 
     #[test]
     fn agent_is_identified_by_account_pod_and_node() {
-        assert_eq!(agent_username("brupop-agents", "brupop-agent"), USERNAME);
+        assert_eq!(agent_username("brupop-agents"), USERNAME);
         let agent = agent();
         assert_eq!(
             (agent.node_name.as_str(), agent.node_uid.as_str(), agent.pod_uid.as_str()),

@@ -11,6 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use models::names::TOKEN_AUDIENCE;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -28,15 +29,6 @@ pub(crate) struct ClusterKeys {
     keys: HashMap<String, (DecodingKey, Algorithm)>,
     /// Ids of keys of kinds that cannot be used here, such as those of P-521.
     unusable: HashSet<String>,
-}
-
-/// Requirements on a token.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    /// Audience that it names.
-    pub(crate) audience: String,
-    /// User name of the only service account whose tokens are accepted.
-    pub(crate) username: String,
 }
 
 /// Result of checking a token with the keys.
@@ -76,22 +68,22 @@ impl ClusterKeys {
         Ok(Self { keys, unusable })
     }
 
-    /// Checks a token with the keys.
-    pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> KeyVerdict {
-        match self.check(token, wanted, now) {
+    /// Checks a token with the keys; `agent` is the user name of the only service account whose tokens are accepted.
+    pub(crate) fn judge(&self, token: &str, agent: &str, now: Timestamp) -> KeyVerdict {
+        match self.check(token, agent, now) {
             Ok(node) => KeyVerdict::Signed { node },
             Err(verdict) => verdict,
         }
     }
 
-    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, KeyVerdict> {
+    fn check(&self, token: &str, agent: &str, now: Timestamp) -> Result<Option<String>, KeyVerdict> {
         let malformed = || KeyVerdict::Refused(Refusal::MalformedToken);
         // Read before the signature is checked, only to distinguish garbage from a token of another key.
         let stated: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
         // The algorithm of another key may be unknown here.
         match named_key(token) {
             Some(id) if self.unusable.contains(&id) => {
-                stated.check(wanted, now).map_err(KeyVerdict::Refused)?;
+                stated.check(agent, now).map_err(KeyVerdict::Refused)?;
                 return Err(KeyVerdict::UnusableKey);
             }
             Some(id) if !self.keys.contains_key(&id) => return Err(KeyVerdict::UnknownKey),
@@ -107,7 +99,7 @@ impl ClusterKeys {
         validation.validate_aud = false;
         let claims =
             decode::<Claims>(token, key, &validation).map_err(|_| KeyVerdict::Refused(Refusal::Forged))?.claims;
-        claims.check(wanted, now).map_err(KeyVerdict::Refused)?;
+        claims.check(agent, now).map_err(KeyVerdict::Refused)?;
         Ok(claims.bound.and_then(|bound| bound.node).map(|node| node.uid))
     }
 }
@@ -142,10 +134,10 @@ enum Audience {
 }
 
 impl Claims {
-    fn check(&self, wanted: &Wanted, now: Timestamp) -> Result<(), Refusal> {
+    fn check(&self, agent: &str, now: Timestamp) -> Result<(), Refusal> {
         let ours = match &self.aud {
-            Some(Audience::One(one)) => *one == wanted.audience,
-            Some(Audience::Many(many)) => many.contains(&wanted.audience),
+            Some(Audience::One(one)) => one == TOKEN_AUDIENCE,
+            Some(Audience::Many(many)) => many.iter().any(|one| one == TOKEN_AUDIENCE),
             None => false,
         };
         if !ours {
@@ -163,7 +155,7 @@ impl Claims {
         }
         // Any client in the cluster may have a token made for this audience. A service account's has its user name as
         // subject.
-        if self.sub.as_deref() == Some(wanted.username.as_str()) { Ok(()) } else { Err(Refusal::OtherAccount) }
+        if self.sub.as_deref() == Some(agent) { Ok(()) } else { Err(Refusal::OtherAccount) }
     }
 }
 
@@ -221,11 +213,7 @@ pub(crate) mod tests {
     const NOW: i64 = 1_700_000_000;
     const ISSUER: &str = "https://kubernetes.default.svc";
     const AUDIENCE: &str = "brupop-apiserver";
-    const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
-
-    pub(crate) fn wanted() -> Wanted {
-        Wanted { audience: AUDIENCE.into(), username: AGENT.into() }
-    }
+    pub(crate) const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
 
     /// A cluster that issues tokens.
     pub(crate) struct Issuer {
@@ -269,7 +257,7 @@ pub(crate) mod tests {
     }
 
     fn judge(keys: &ClusterKeys, token: &str) -> KeyVerdict {
-        keys.judge(token, &wanted(), Timestamp::from_second(NOW).unwrap())
+        keys.judge(token, AGENT, Timestamp::from_second(NOW).unwrap())
     }
 
     fn good() -> Value {

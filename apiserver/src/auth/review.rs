@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::names::TOKEN_AUDIENCE;
 use models::time::between;
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use super::identity::Bearer;
-use super::keys::{KeyVerdict, Wanted};
+use super::keys::KeyVerdict;
 use super::ring::KeyRing;
 use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
@@ -83,7 +84,8 @@ struct Lane {
 /// Reviews tokens.
 pub(crate) struct Reviewer {
     cluster: Cluster,
-    wanted: Wanted,
+    /// User name of the only service account whose tokens are accepted.
+    agent: String,
     metrics: Metrics,
     keys: KeyRing,
     signed: Lane,
@@ -92,9 +94,9 @@ pub(crate) struct Reviewer {
 }
 
 impl Reviewer {
-    pub(crate) fn new(cluster: Cluster, wanted: Wanted, metrics: Metrics, now: fn() -> Timestamp) -> Self {
+    pub(crate) fn new(cluster: Cluster, agent: String, metrics: Metrics, now: fn() -> Timestamp) -> Self {
         let (signed, unchecked) = (Lane::new(CONCURRENT), Lane::new(CONCURRENT_UNCHECKED));
-        Self { cluster, wanted, metrics, keys: KeyRing::default(), signed, unchecked, now }
+        Self { cluster, agent, metrics, keys: KeyRing::default(), signed, unchecked, now }
     }
 
     /// Reads the cluster's keys before the first token arrives.
@@ -111,7 +113,7 @@ impl Reviewer {
 
     /// Checks a token with the cluster's keys. Makes no call to the cluster, unless the keys have to be read.
     pub(crate) async fn check(&self, token: &Token) -> Result<Evidence, ReviewError> {
-        match self.keys.judge(&self.cluster, &self.metrics, token, &self.wanted, (self.now)()).await {
+        match self.keys.judge(&self.cluster, &self.metrics, token, &self.agent, (self.now)()).await {
             Some((KeyVerdict::Signed { node }, _)) => Ok(Evidence::Signed { node }),
             Some((KeyVerdict::Refused(refusal), _)) => Err(self.forged(refusal)),
             Some((KeyVerdict::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
@@ -176,8 +178,7 @@ impl Reviewer {
             Ok(Ok(permit)) => permit,
             Ok(Err(_)) | Err(_) => return Err(ReviewError::Busy),
         };
-        let status =
-            self.cluster.review(token.expose(), &self.wanted.audience).await.map_err(ReviewError::Unavailable)?;
+        let status = self.cluster.review(token.expose()).await.map_err(ReviewError::Unavailable)?;
         if status.authenticated != Some(true) {
             // Some authenticators quote their input.
             let error = status.error.as_deref().filter(|error| !error.contains(token.expose()));
@@ -185,7 +186,7 @@ impl Reviewer {
             return Ok(Err(Refusal::NotAuthenticated));
         }
         // An authenticator without support for audiences accepts any and returns none.
-        if !status.audiences.unwrap_or_default().contains(&self.wanted.audience) {
+        if !status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE) {
             return Ok(Err(Refusal::WrongAudience));
         }
         let user = status.user.unwrap_or_default();

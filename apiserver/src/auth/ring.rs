@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
-use super::keys::{ClusterKeys, KeyVerdict, Wanted};
+use super::keys::{ClusterKeys, KeyVerdict};
 use super::token::Token;
 use crate::cluster::Cluster;
 use crate::metrics::{FetchResult, Metrics};
@@ -40,11 +40,11 @@ impl KeyRing {
         cluster: &Cluster,
         metrics: &Metrics,
         token: &Token,
-        wanted: &Wanted,
+        agent: &str,
         now: Timestamp,
     ) -> Option<(KeyVerdict, Fresh)> {
         let before = self.current();
-        let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
+        let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), agent, now));
         match judged(&before) {
             Some(verdict @ (KeyVerdict::Signed { .. } | KeyVerdict::Refused(_) | KeyVerdict::UnusableKey)) => {
                 return Some((verdict, true));

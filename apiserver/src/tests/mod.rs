@@ -286,8 +286,6 @@ impl Server {
             tls_dir: directory.0.clone(),
             namespace: "brupop-system".into(),
             agent_namespace: "brupop-agents".into(),
-            agent_service_account: "brupop-agent".into(),
-            audience: "brupop-apiserver".into(),
             stream_max_age: models::duration::Duration::from_mins(10),
             connections_per_source: 8,
             ipv6_source_prefix: 128,

@@ -11,7 +11,7 @@ use planner::annotations::UNKNOWN_REQUEST;
 use planner::plan::{GROUP_HIDDEN, drain_refusals, long_grace_periods};
 use planner::policy::Group;
 use planner::view::{NodeFacts, ShadowFacts};
-use planner::wait::{Wait, WaitReason};
+use planner::wait::{Property, Wait, WaitReason};
 
 use super::finding::{Finding, NAMED, Severity};
 use super::objects::APPLY_POLICY;
@@ -291,10 +291,8 @@ fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
             count => format!(" (the first of {count} nodes)"),
         };
         let reason = wait.as_str();
-        // These pass; the others last.
         let asked = matches!(wait, Wait::GuardedPods { .. });
-        let passes = asked || matches!(reason, "PodsNotReady" | "PodsTerminating" | "BudgetUnhealthy" | "MarkedPods");
-        let severity = if passes { Severity::Note } else { Severity::Warning };
+        let severity = if wait.reason().is(Property::Passes) { Severity::Note } else { Severity::Warning };
         let message = if asked { format!("{wait}{more}") } else { format!("it cannot be drained{more}: {wait}") };
         let finding = Finding::new(severity, reason, message);
         let nodes = refusals.iter().map(|(node, _)| node.as_str());

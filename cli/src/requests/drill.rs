@@ -20,7 +20,7 @@ use super::texts::{command, nonce, recorded};
 use crate::advice;
 use crate::page::{Page, print_line};
 use crate::terminal::Format;
-use crate::write::{Decision, DryRunOption, Object, Outcome, State, all};
+use crate::write::{Decision, DryRunOption, Object, Outcome, State, WaitOption, all};
 
 /// Exit code of a drill that did not pass.
 const NOT_PASSED: u8 = 7;
@@ -38,17 +38,8 @@ pub(crate) struct DrillOptions {
     download: bool,
     #[command(flatten)]
     dry: DryRunOption,
-    /// Wait until the drill has ended, and print how it went.
-    #[arg(
-        long,
-        value_name = "true|false",
-        hide_possible_values = true,
-        default_value = "true",
-        default_missing_value = "true",
-        num_args = 0..=1,
-        require_equals = true
-    )]
-    wait: bool,
+    #[command(flatten)]
+    wait: WaitOption,
     /// Time to wait for that, e.g. 90s or 2h. The drill goes on after it.
     #[arg(long, default_value = "1h")]
     timeout: Duration,
@@ -145,7 +136,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &DrillOptio
     let outcome = object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await?;
     match &outcome {
         Outcome::Nothing(reason) => bail!("{name}: {reason}"),
-        Outcome::Written(..) if options.wait => {}
+        Outcome::Written(..) if options.wait.wait => {}
         Outcome::Dry(_) | Outcome::Written(..) => {
             print_line(outcome.sentence(&object.id, dry_run));
             return Ok(ExitCode::SUCCESS);
@@ -181,7 +172,7 @@ mod tests {
 
     fn options(evict: bool, download: bool) -> DrillOptions {
         let (dry, timeout) = (DryRunOption::default(), Duration(std::time::Duration::from_secs(1)));
-        DrillOptions { node: "a".into(), evict, download, dry, wait: true, timeout, output: None }
+        DrillOptions { node: "a".into(), evict, download, dry, wait: WaitOption { wait: true }, timeout, output: None }
     }
 
     fn found(more: &Value) -> Value {

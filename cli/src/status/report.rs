@@ -20,7 +20,7 @@ use planner::plan::{
 };
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{StepRequest, Wait, WaitReason, end_in, without_command};
+use planner::wait::{Property, StepRequest, Wait, WaitReason, end_in, without_command};
 
 use super::freshness;
 use super::rollouts::{canary, resting, rollout};
@@ -342,7 +342,7 @@ fn node(
         verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
-        held_by_failures: wait.is_some_and(is_of_failures),
+        held_by_failures: wait.is_some_and(|wait| wait.reason().is(Property::OfFailures)),
         unproven: shadow.and_then(|shadow| unproven(cluster, name, shadow, plan)),
         waits_for_proof: proof.is_some(),
         deadline,
@@ -372,12 +372,6 @@ fn unproven(cluster: &Cluster, name: &str, shadow: &ShadowFacts, plan: &Plan) ->
     }
 }
 
-/// Returns whether failures of other nodes hold a node until a user resolves them. A place without a proof, and a brake, may end by
-/// themselves: those nodes are verified again.
-fn is_of_failures(wait: &Wait) -> bool {
-    matches!(wait, Wait::Quarantined { .. } | Wait::StepFailed { .. })
-}
-
 /// Returns the words for a node of which it is not known whether it waits: its Node was not read, or its host was not asked for updates
 /// since its boot.
 pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String)> {
@@ -396,14 +390,13 @@ pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String
 /// Returns the time at which a reason may end, if its sentence has one. A reason that only the controller knows has no more
 /// than the recorded message, and in that of most reasons a time would be another client's.
 fn end_of(reason: &str, message: &str, wait: Option<&Wait>) -> Option<Timestamp> {
-    use WaitReason::{AwaitingHook, BackOff, BudgetNeverAllows, BudgetUnhealthy, DrainBlocked, Held};
     if let Some(planned) = wait.filter(|wait| wait.to_string() == message) {
         return planned.ends_at();
     }
     let time = |word: &str| word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).parse().ok();
-    match reason.parse() {
-        Ok(AwaitingHook | BackOff | BudgetNeverAllows | Held) => message.split_whitespace().find_map(time),
-        Ok(BudgetUnhealthy | DrainBlocked) => end_in(message).map(|(at, _)| at),
+    match reason.parse::<WaitReason>().ok()? {
+        reason if reason.is(Property::FirstTime) => message.split_whitespace().find_map(time),
+        reason if reason.is(Property::MarkedTime) => end_in(message).map(|(at, _)| at),
         _ => None,
     }
 }

@@ -70,12 +70,10 @@ pub(crate) enum Output {
     Name,
 }
 
-/// The options of commands that write and wait for what comes of it.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct WriteOptions {
-    #[command(flatten)]
-    dry: DryRunOption,
-    /// Wait until the operator has acknowledged it, and print what came of it.
+/// The option of commands that wait for what comes of a write.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct WaitOption {
+    /// Wait for what comes of it, and print that.
     #[arg(
         long,
         value_name = "true|false",
@@ -85,7 +83,16 @@ pub(crate) struct WriteOptions {
         num_args = 0..=1,
         require_equals = true
     )]
-    wait: bool,
+    pub(crate) wait: bool,
+}
+
+/// The options of commands that write and wait for what comes of it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WriteOptions {
+    #[command(flatten)]
+    dry: DryRunOption,
+    #[command(flatten)]
+    wait: WaitOption,
     /// Time to wait for that, e.g. 90s or 5m.
     #[arg(long, default_value = "60s")]
     timeout: Duration,
@@ -106,7 +113,7 @@ impl WriteOptions {
 
     /// Returns the time to wait; `None`: the command does not wait.
     pub(crate) fn timeout(&self) -> Option<std::time::Duration> {
-        self.wait.then_some(self.timeout.0)
+        self.wait.wait.then_some(self.timeout.0)
     }
 
     /// Prints the reason for which nothing was written for one object. Beside its name, it is on the standard error.

@@ -6,6 +6,7 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::api::{Api, DeleteParams, ListParams, PatchParams, PostParams, Preconditions};
 use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
+use models::failures::with_causes;
 use models::names;
 use models::schema::UNDECLARED;
 use serde::Serialize;
@@ -103,8 +104,7 @@ impl ApplyError {
         {
             return format!("{what} failed: {} ({})", status.message, status.code);
         }
-        let causes = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+        with_causes(self)
     }
 
     /// Returns the operation as its word in metrics.
@@ -246,7 +246,8 @@ impl Applier {
     pub(crate) fn of_leader(client: kube::Client) -> Self {
         let (leadership, metrics) = (Leadership::forever(), Metrics::new().unwrap());
         let (namespace, identity) = ("brupop-system".to_owned(), "me".to_owned());
-        Self::new(client, namespace, identity, leadership, Signer::default(), metrics, Caches::default())
+        let caches = Caches::new(&metrics.watch_errors);
+        Self::new(client, namespace, identity, leadership, Signer::default(), metrics, caches)
     }
 }
 

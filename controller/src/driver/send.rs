@@ -244,7 +244,7 @@ impl Driver {
         for node in wanted {
             self.pods.entry(node.clone()).or_insert_with(|| {
                 let failures = &self.applier.metrics.watch_errors;
-                let cache = Cache::new(self.applier.caches.changed.clone()).counted(failures).of_node(node);
+                let cache = Cache::new(self.applier.caches.changed.clone(), failures).of_node(node);
                 let api = Api::all(self.applier.client.clone());
                 let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
                 let run = cache.run_as_watch_list(api, config, self.lists_pods.clone());

@@ -32,19 +32,19 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     let client = kube::Client::new(service, "default");
     let applier = Applier::of_leader(client);
-    let caches = applier.caches.clone();
+    let (caches, failures) = (applier.caches.clone(), &applier.metrics.watch_errors);
     list(&caches.nodes);
     list(&caches.shadows);
     list(&caches.operator);
     list(&caches.budgets);
     let nodes = caches.nodes.clone();
     let pods = || {
-        let cache = Cache::new(caches.changed.clone());
+        let cache = Cache::new(caches.changed.clone(), failures);
         list(&cache);
         cache
     };
     let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
-    let earlier = EarlierPods::new(&caches.changed);
+    let earlier = EarlierPods::new(&caches.changed, failures);
     earlier.0.iter().for_each(list);
     let expressions = Expressions::start(applier.clone(), Default::default());
     let notices = Notices::start(applier.clone(), None);

@@ -39,8 +39,8 @@ impl Keys {
     pub(super) fn new(applier: &Applier) -> Self {
         let changed = || applier.caches.changed.clone();
         let failures = &applier.metrics.watch_errors;
-        let secret = Cache::rarely_retried(changed()).counted(failures);
-        let published = Cache::rarely_retried(changed()).counted(failures);
+        let secret = Cache::rarely_retried(changed(), failures);
+        let published = Cache::rarely_retried(changed(), failures);
         let reading = Reading::default().of(&secret).of(&published);
         Self { applier: applier.clone(), secret, published, reading }
     }

@@ -94,7 +94,7 @@ pub struct Metrics {
     expressions: IntCounterVec,
     notices: IntCounterVec,
     no_answer: IntCounterVec,
-    pub(crate) watch_errors: IntCounter,
+    pub watch_errors: IntCounter,
     connections_refused: IntCounterVec,
     malformed: IntCounterVec,
     call_age: GaugeVec,

@@ -5,19 +5,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::shadow::Step;
 use models::time::between;
-use planner::wait::WaitReason;
+use planner::wait::{Property, WaitReason};
 
 use super::snapshot::{NodeState, Waits};
 
-/// Reasons that let an earlier wait go on when they end: what a node waits for is not looked at meanwhile, or is asked for again.
-const PAUSES: [&str; 6] = [
-    WaitReason::WindowClosed.as_str(),
-    WaitReason::Blackout.as_str(),
-    WaitReason::Disabled.as_str(),
-    WaitReason::Frozen.as_str(),
-    WaitReason::ExpressionsPending.as_str(),
-    WaitReason::ReadingPods.as_str(),
-];
+/// Returns whether an earlier wait goes on when this reason ends.
+fn pauses(reason: &str) -> bool {
+    reason.parse().is_ok_and(|reason: WaitReason| reason.is(Property::Pauses))
+}
 
 /// The reason why a node waits, its step, and the start of the wait.
 pub(super) struct Waiting {
@@ -26,7 +21,7 @@ pub(super) struct Waiting {
     pub(super) since: Timestamp,
     /// The fewest pods that have been left of its drain. Others may come for as long as it lasts, so a number that falls shows nothing.
     fewest_left: usize,
-    /// The reason before one of [`PAUSES`], the time for which the node had waited for it (that of the pause does not count), and the fewest pods that were
+    /// The reason before one that pauses it, the time for which the node had waited for it (that of the pause does not count), and the fewest pods that were
     /// left then.
     paused: Option<(&'static str, Duration, usize)>,
 }
@@ -40,11 +35,11 @@ impl Waiting {
     /// Returns the wait of a node for a reason, after an earlier one in the same step.
     pub(super) fn after(earlier: Option<Self>, reason: &'static str, node: &NodeState<'_>, now: Timestamp) -> Self {
         let (step, left) = (node.step, node.left);
-        let paused = earlier.and_then(|old| match PAUSES.contains(&old.reason) {
+        let paused = earlier.and_then(|old| match pauses(old.reason) {
             true => old.paused,
             false => Some((old.reason, between(old.since, now), old.fewest_left)),
         });
-        if PAUSES.contains(&reason) {
+        if pauses(reason) {
             return Self { reason, step, since: now, fewest_left: left, paused };
         }
         let before = paused.filter(|(before, _, fewest)| *before == reason && left >= *fewest);

@@ -488,7 +488,7 @@ impl Operator {
 
     /// Number of `nodes` that may be out of service.
     pub fn max_unavailable(&self, nodes: usize) -> usize {
-        self.spec.max_unavailable.as_ref().unwrap_or(&CountOrPercent::Count(1)).of(nodes).unwrap_or(1)
+        self.spec.max_unavailable.as_ref().unwrap_or(&CountOrPercent::Count(1)).of(nodes)
     }
 
     /// The drain policy of a node: that of its group, or else the common one.

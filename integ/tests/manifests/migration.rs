@@ -154,7 +154,7 @@ async fn migration_that_ends_at_each_write_or_beside_another_migrator_loses_noth
     for case in &cases {
         before.push(control_plane.stored(&path(case.name)).await?);
     }
-    let mut replicas = Replicas::new(&client).await;
+    let mut replicas = Replicas::new(&client).await?;
     each_leader_ends_after_one_write(&mut replicas, &cases).await?;
     all_are_migrated(&control_plane, &cases).await?;
 
@@ -260,7 +260,7 @@ async fn shadow_that_api_server_behind_stores_during_migration_is_migrated_befor
     let versions = take_over(&client).await?;
     ensure!(versions == ["v2", "v3"], "{versions:?}");
 
-    let mut replicas = Replicas::new(&client).await;
+    let mut replicas = Replicas::new(&client).await?;
     let mut leader = replicas.lead(usize::MAX).await?;
     ensure!(leader.reports("no shadow is left").await?);
     create(&behind, &cases[1]).await?;
@@ -297,7 +297,7 @@ async fn migration_of_5000_shadows_takes_four_writes_for_each() -> anyhow::Resul
         })
         .await?;
     take_over(&client).await?;
-    let mut replicas = Replicas::new(&client).await;
+    let mut replicas = Replicas::new(&client).await?;
     let mut leader = replicas.lead(usize::MAX).await?;
     ensure!(leader.reports_in_time("Migrated", Duration::from_secs(1800)).await?);
 

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use controller::cache::Reading;
 use controller::caches::Caches;
 use controller::earlier::EarlierPods;
+use controller::metrics::Metrics;
 use controller::migrate::{Migrator, Progress};
 use kube::Client;
 use models::names::SYSTEM_NAMESPACE;
@@ -30,12 +31,13 @@ pub(super) struct Leader {
 
 impl Replicas {
     /// Returns replicas that know the pods of the earlier operator.
-    pub(super) async fn new(client: &Client) -> Self {
-        let caches = Caches::default();
-        let earlier = EarlierPods::new(&caches.changed);
+    pub(super) async fn new(client: &Client) -> anyhow::Result<Self> {
+        let failures = Metrics::new()?.watch_errors;
+        let caches = Caches::new(&failures);
+        let earlier = EarlierPods::new(&caches.changed, &failures);
         earlier.watch(client);
         earlier.read_again(Reading::default()).wait(caches.changed.subscribe()).await;
-        Self { caches, earlier, leaders: Leaders::new(client, SYSTEM_NAMESPACE) }
+        Ok(Self { caches, earlier, leaders: Leaders::new(client, SYSTEM_NAMESPACE) })
     }
 
     /// Starts the next leader. After so many writes it gets no answer any more, not even that of the last one.

@@ -37,9 +37,7 @@ pub(crate) fn has_no_pressure(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 pub(crate) fn few_unhealthy_nodes(ctx: &NodeContext<'_>) -> Option<Wait> {
     let (survey, limit) = (ctx.survey, ctx.group().before.max_unhealthy_nodes.as_ref()?);
-    // An invalid limit counts as 0.
-    let limit = limit.of(survey.total).unwrap_or(0);
-    let count = survey.unhealthy.len();
+    let (limit, count) = (limit.of(survey.total), survey.unhealthy.len());
     let named = || survey.unhealthy.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
     (count > limit).then(|| Wait::UnhealthyNodes { count, limit, nodes: named() })
 }

@@ -1,7 +1,7 @@
 //! The answer of a gate that does not let a node pass.
 
 use crate::rules::Refusal;
-use crate::wait::Wait;
+use crate::wait::{Property, Wait};
 
 /// The reason why a gate does not let a node pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,22 +13,10 @@ pub(crate) enum Obstacle {
 }
 
 impl Obstacle {
-    /// Returns whether it may end by itself within minutes: another node's drain may have moved pods of a budget, whose replacements are about
-    /// to be Ready; a host, the web API, Prometheus or the API server may not answer for some seconds, as where they run on a node that is drained
-    /// too.
-    pub(crate) const fn may_end(&self) -> bool {
+    /// Returns whether it may end by itself within minutes.
+    pub(crate) fn may_end(&self) -> bool {
         let Self::Refused(wait) = self else { return true };
-        matches!(
-            wait,
-            Wait::BudgetUnhealthy { .. }
-                | Wait::HostNotUsable { .. }
-                | Wait::HostBusy { .. }
-                | Wait::AgentNotReady
-                | Wait::WebApiNotReady
-                | Wait::ExpressionFails { .. }
-                | Wait::PodsNotReady { .. }
-                | Wait::DrainRefused { why: Refusal::Unread, .. }
-        )
+        wait.reason().is(Property::MayEnd) || matches!(wait, Wait::DrainRefused { why: Refusal::Unread, .. })
     }
 
     /// Returns the reason that users read.

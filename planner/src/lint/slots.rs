@@ -101,7 +101,7 @@ pub(super) fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new
     }
     for index in new.iter().filter_map(|node| policy.group_of(&node.facts)) {
         let (group, (total, taken)) = (&policy.groups[index], counts[index]);
-        let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
+        let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total)) else { continue };
         if taken > limit {
             return broken("S1", format!("{taken} slots in group {}, over its budget of {limit}", group.name));
         }

@@ -30,7 +30,6 @@ mod rebooting;
 mod releasing;
 mod requests;
 mod result;
-mod returning;
 mod row;
 mod staged;
 mod staging;
@@ -200,7 +199,7 @@ pub const PHASES: &[Phase] = &[
         late: |_| "the step Returning is given up, and the attempt fails",
         log: |_| "node rebooted: waiting for it to be Ready",
         deadline: |ctx| Some(boot::deadline(ctx)),
-        decide: returning::decide,
+        decide: boot::after_reboot,
     },
     Phase {
         step: Step::Verifying,

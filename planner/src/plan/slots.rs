@@ -136,7 +136,7 @@ impl<'a> Budget<'a> {
             unavailable.extend(node.unavailable.filter(|_| !own).map(|cause| (node, cause)));
         }
         let groups = policy.groups.iter().zip(groups).enumerate().map(|(index, (group, counted))| {
-            let limit = group.max_unavailable.as_ref()?.of(counted.total).unwrap_or(1);
+            let limit = group.max_unavailable.as_ref()?.of(counted.total);
             let of_group = unavailable.iter().filter(|(node, _)| node.group == Some(index)).copied();
             let used_up = used_up(&of_group.collect::<Vec<_>>(), limit, Some(&group.name));
             Some(Group { room: Room::within(limit, counted), node: counted.node, used_up })

@@ -336,7 +336,7 @@ impl Policy {
 
     /// Returns the number of nodes that may be out of service at a time, of `total` under the operator.
     pub fn slots_among(&self, total: usize) -> usize {
-        self.max_unavailable.of(total).unwrap_or(1).min(MAX_SLOTS)
+        self.max_unavailable.of(total).min(MAX_SLOTS)
     }
 
     /// Returns the checks of all nodes.

@@ -1,6 +1,5 @@
 //! Conversion of the resource's spec into the policy.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,7 +107,6 @@ impl Policy {
             ..default
         };
         policy.reject_missing_prometheus(&mut errors);
-        policy.reject_invalid_expressions(&mut errors);
         if errors.is_empty() { Ok(policy) } else { Err(errors) }
     }
 
@@ -121,39 +119,11 @@ impl Policy {
             });
         }
     }
-
-    /// Rejects queries with an unknown variable: it would match nothing, and an empty result is what a query has to return. And CEL
-    /// expressions that cannot be parsed, and names that two checks share, whose results before the drain could not be told apart.
-    fn reject_invalid_expressions(&self, errors: &mut Vec<PolicyError>) {
-        let all = std::iter::once(("spec".to_owned(), &self.all));
-        let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
-        for (path, policy) in all.chain(groups) {
-            for (when, checks) in [("before", &policy.before.checks), ("after", &policy.after.checks)] {
-                let (mut names, mut queries, mut objects) = (BTreeSet::new(), 0, 0);
-                for check in checks {
-                    let (list, index, text) = match check {
-                        Check::Query(_) => ("expressions", &mut queries, "query"),
-                        Check::Objects(_) => ("objects", &mut objects, "expression"),
-                    };
-                    let path = format!("{path}.health.{when}.{list}[{index}]");
-                    *index += 1;
-                    if let Err(error) = check.question(Subject { node: "node", version: None }) {
-                        errors.push(PolicyError { field: format!("{path}.{text}"), message: error.to_string() });
-                    }
-                    if !names.insert(check.name()) {
-                        let message =
-                            "an expression and a check of objects have this name: write another one".to_owned();
-                        errors.push(PolicyError { field: format!("{path}.name"), message });
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// Returns a count, with an error if it is not valid.
 fn checked(field: &str, count: CountOrPercent, errors: &mut Vec<PolicyError>) -> CountOrPercent {
-    if count.of(100).is_none() {
+    if !count.is_valid() {
         errors.push(PolicyError {
             field: field.to_owned(),
             message: "write a count from 1, or a percentage from 1% to 100%".to_owned(),
@@ -192,7 +162,10 @@ fn node_groups(
         Group {
             name: group.name.clone(),
             selector: group.selector.clone(),
-            max_unavailable: group.max_unavailable.clone(),
+            max_unavailable: group
+                .max_unavailable
+                .clone()
+                .map(|count| checked(&format!("{path}.maxUnavailable"), count, errors)),
             policy: group_policy(&path, all, &group.schedule, &group.drain, &group.health, errors),
         }
     };
@@ -281,25 +254,62 @@ fn group_policy(
     let soak = after.soak.map_or(default.after.soak, |d| d.0);
     let before = Before {
         pods_ready: before.pods_ready.unwrap_or(default.before.pods_ready),
-        max_unhealthy_nodes: before.max_unhealthy_nodes.or_else(|| default.before.max_unhealthy_nodes.clone()),
-        checks: checks(before.expressions, before.objects, &default.before.checks),
+        max_unhealthy_nodes: before
+            .max_unhealthy_nodes
+            .map(|count| checked(&format!("{path}.health.before.maxUnhealthyNodes"), count, errors))
+            .or_else(|| default.before.max_unhealthy_nodes.clone()),
+        checks: checks(
+            &format!("{path}.health.before"),
+            before.expressions,
+            before.objects,
+            &default.before.checks,
+            errors,
+        ),
     };
     let after = After {
         soak,
         pods_ready: after.pods_ready.unwrap_or(default.after.pods_ready),
         timeout: after.timeout.map_or(default.after.timeout, |d| d.0).max(soak.saturating_mul(2)),
-        checks: checks(after.expressions, after.objects, &default.after.checks),
+        checks: checks(
+            &format!("{path}.health.after"),
+            after.expressions,
+            after.objects,
+            &default.after.checks,
+            errors,
+        ),
     };
     GroupPolicy { schedule, drain, before, after }
 }
 
 /// Returns the checks of these lists. One that is empty, or absent, which is the same in the resource, is that of all nodes.
-fn checks(expressions: Vec<Expression>, objects: Vec<ObjectCheck>, default: &[Check]) -> Vec<Check> {
+///
+/// Queries with an unknown variable are errors: they would match nothing, and an empty result is what a query has to return. So are CEL
+/// expressions that cannot be parsed, and names that two checks share, whose results before the drain could not be told apart.
+fn checks(
+    path: &str,
+    expressions: Vec<Expression>,
+    objects: Vec<ObjectCheck>,
+    default: &[Check],
+    errors: &mut Vec<PolicyError>,
+) -> Vec<Check> {
     let is_inherited = |check: &&Check| match check {
         Check::Query(_) => expressions.is_empty(),
         Check::Objects(_) => objects.is_empty(),
     };
-    let inherited: Vec<Check> = default.iter().filter(is_inherited).cloned().collect();
-    let objects = objects.into_iter().map(|check| Check::Objects(Arc::new(check)));
-    inherited.into_iter().chain(expressions.into_iter().map(Check::Query)).chain(objects).collect()
+    let mut checks: Vec<Check> = default.iter().filter(is_inherited).cloned().collect();
+    let queries = expressions.into_iter().map(Check::Query).enumerate();
+    let queries = queries.map(|(index, check)| (format!("{path}.expressions[{index}]"), "query", check));
+    let objects = objects.into_iter().map(|check| Check::Objects(Arc::new(check))).enumerate();
+    let objects = objects.map(|(index, check)| (format!("{path}.objects[{index}]"), "expression", check));
+    for (path, text, check) in queries.chain(objects) {
+        if let Err(error) = check.question(Subject { node: "node", version: None }) {
+            errors.push(PolicyError { field: format!("{path}.{text}"), message: error.to_string() });
+        }
+        if checks.iter().any(|other| other.name() == check.name()) {
+            let message = "an expression and a check of objects have this name: write another one".to_owned();
+            errors.push(PolicyError { field: format!("{path}.name"), message });
+        }
+        checks.push(check);
+    }
+    checks
 }

@@ -89,7 +89,10 @@ impl Schedule {
         };
         let of_all = || models::duration::Duration(all.stop_before.unsigned_abs());
         let stop_before = stop_starting_before.unwrap_or_else(of_all);
+        // What a group inherits is reported where it is written.
+        let is_own = !schedule.windows.is_empty() || stop_starting_before.is_some();
         if let Some(shortest) = windows.iter().map(|window| window.duration).min()
+            && is_own
             && stop_before.signed() >= shortest
         {
             let shortest = models::duration::Duration(shortest.unsigned_abs());

@@ -93,6 +93,12 @@ fn back_off_doubles_up_to_one_day() {
 fn invalid_policy_error_names_its_field() {
     for (text, field) in [
         (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
+        (
+            r#"{"nodeGroups": [{"name": "db", "selector": {}, "maxUnavailable": "0%"}]}"#,
+            "spec.nodeGroups[0].maxUnavailable",
+        ),
+        (r#"{"health": {"before": {"maxUnhealthyNodes": "ten"}}}"#, "spec.health.before.maxUnhealthyNodes"),
+        (r#"{"strategy": {"preStage": {"maxConcurrent": "101%"}}}"#, "spec.strategy.preStage.maxConcurrent"),
         (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
         (
             r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
@@ -131,6 +137,52 @@ fn invalid_policy_error_names_its_field() {
         let errors = Policy::from_spec(&spec(text)).unwrap_err();
         assert_eq!(errors.iter().map(|e| e.field.as_str()).collect::<Vec<_>>(), [field], "{text}: {errors:?}");
         assert!(!errors[0].message.is_empty());
+    }
+}
+
+#[test]
+fn mistake_that_groups_inherit_is_reported_once_and_one_of_a_group_at_its_own_field() {
+    let object = r#"{"name": "a", "apiVersion": "v1", "kind": "Pod", "expression": "has(self.spec)"}"#;
+    let bad = r#"{"name": "a", "query": "up{n=\"${node}\"}"}"#;
+    let good = bad.replace("${node}", "b");
+    let window = r#""windows": [{"cron": "0 2 * * *", "duration": "1h"}]"#;
+    for (sentence, all, group, fields) in [
+        (
+            "a query that a group inherits",
+            format!(r#""health": {{"before": {{"expressions": [{bad}]}}}}"#),
+            r#""health": {"before": {"podsReady": true}}"#.to_owned(),
+            vec!["spec.health.before.expressions[0].query"],
+        ),
+        (
+            "a query that a group replaces by its own",
+            format!(r#""health": {{"before": {{"expressions": [{bad}]}}}}"#),
+            format!(r#""health": {{"before": {{"expressions": [{bad}]}}}}"#),
+            vec!["spec.health.before.expressions[0].query", "spec.nodeGroups[0].health.before.expressions[0].query"],
+        ),
+        (
+            "a name that an inherited check has",
+            format!(r#""health": {{"after": {{"objects": [{object}]}}}}"#),
+            format!(r#""health": {{"after": {{"expressions": [{good}]}}}}"#),
+            vec!["spec.nodeGroups[0].health.after.expressions[0].name"],
+        ),
+        (
+            "windows that a group inherits",
+            format!(r#""schedule": {{{window}, "stopStartingBefore": "1h"}}"#),
+            r#""schedule": {"blackouts": [{"from": "2026-12-20"}]}"#.to_owned(),
+            vec!["spec.schedule.stopStartingBefore"],
+        ),
+        (
+            "windows of a group that are too short for what it inherits",
+            r#""schedule": {"stopStartingBefore": "1h"}"#.to_owned(),
+            format!(r#""schedule": {{{window}}}"#),
+            vec!["spec.nodeGroups[0].schedule.stopStartingBefore"],
+        ),
+    ] {
+        let text = format!(
+            r#"{{"prometheus": {{"url": "http://p"}}, {all}, "nodeGroups": [{{"name": "db", "selector": {{}}, {group}}}]}}"#
+        );
+        let errors = Policy::from_spec(&spec(&text)).unwrap_err();
+        assert_eq!(errors.iter().map(|e| e.field.as_str()).collect::<Vec<_>>(), fields, "{sentence}: {errors:?}");
     }
 }
 

@@ -12,7 +12,7 @@ use super::scenario::{Member, Span};
 use super::{live, simulate};
 use crate::policy::Policy;
 use crate::view::{ClusterView, EstimateBasis, EstimateFacts, NodeView, OperatorFacts};
-use crate::wait::{Wait, WaitReason, WaitsFor};
+use crate::wait::{Property, Wait, WaitsFor};
 
 /// Time between two estimates on the same basis.
 const PERIOD: Duration = Duration::from_secs(15 * 60);
@@ -56,7 +56,7 @@ fn stops(wait: &Wait) -> bool {
     let party = reason.explanation().0;
     matches!(party, WaitsFor::User | WaitsFor::Time | WaitsFor::Turn)
         && !reason.blocks()
-        && !matches!(reason, WaitReason::Deleting | WaitReason::NotChosen)
+        && !reason.is(Property::OfOneNode)
 }
 
 /// Returns the time of the next estimate; `None` while no rollout runs.

@@ -17,7 +17,7 @@ use strum::EnumDiscriminants;
 
 pub use ends::{DENIED_FOR_GOOD, StepRequest, end_in};
 pub(crate) use ends::{HAS_UNTIL, RETRIED_UNTIL};
-pub use reason::WaitsFor;
+pub use reason::{Property, WaitsFor};
 pub(crate) use text::{BEFORE_RESUME, request, resume};
 pub use text::{COUNTS_AGAIN, alone, gone, node_name, not_ready, without_command};
 pub use unfinished::UnfinishedEviction;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use models::backoff::Delays;
+use models::failures::with_causes;
 use tokio::time::Instant;
 
 use crate::drive::next::{Next, Stop};
 use crate::drive::turn::Turn;
 use crate::host::client::{HostError, Posted};
-use crate::stream::chain;
 
 /// Delay after a refused reboot. Short, because a permit is short-lived.
 const REFUSED: Delays = (Duration::from_secs(1), Duration::from_secs(5));
@@ -21,7 +21,7 @@ pub(super) async fn reboot(turn: &mut Turn<'_>) -> Result<Next, Stop> {
         Ok(Posted::Accepted) => return Ok(await_reboot(turn)),
         // A missing answer may have been cut off by the shutdown.
         Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
-            tracing::info!(attempt, error = chain(&error), "reboot requested; the answer is missing");
+            tracing::info!(attempt, error = with_causes(&error), "reboot requested; the answer is missing");
             return Ok(await_reboot(turn));
         }
         // The number is the signal that ended the host's command, which the shutdown itself sends.

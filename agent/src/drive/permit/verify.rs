@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use models::failures::with_causes;
 use models::permit::PermitClaims;
 use models::wire::ShadowView;
 use tokio::time::Instant;
@@ -10,7 +11,6 @@ use crate::drive::next::Next;
 use crate::drive::permit_request::PermitRequest;
 use crate::drive::turn::Turn;
 use crate::statement::StatementError;
-use crate::stream::chain;
 
 /// Interval of re-checks of a permit whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub(super) fn verify_permit(
     if let Some(request) = &mut turn.boot.permit_request
         && request.refused != permit
     {
-        tracing::warn!(error = chain(&error), attempt = view.spec.attempt, "the permit is refused");
+        tracing::warn!(error = with_causes(&error), attempt = view.spec.attempt, "the permit is refused");
         permit.clone_into(&mut request.refused);
     }
     let expiry = request.expiry();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tower_test::mock;
 
 use super::*;
-use crate::auth::keys::tests::{Issuer, claims, long_key, long_token, wanted};
+use crate::auth::keys::tests::{AGENT, Issuer, claims, long_key, long_token};
 use crate::auth::token::tests::of;
 use crate::cluster::tests::{Fake, Seen, failure, fake};
 
@@ -46,7 +46,7 @@ impl SimulatedCluster {
             },
             _ => reviews(),
         });
-        let reviewer = Reviewer::new(fake.cluster.clone(), wanted(), Metrics::new().unwrap(), now);
+        let reviewer = Reviewer::new(fake.cluster.clone(), AGENT.into(), Metrics::new().unwrap(), now);
         Self { reviewer, fake, published, issuer }
     }
 
@@ -261,7 +261,7 @@ async fn token_cache_is_bounded_and_further_tokens_are_not_cached() {
 async fn concurrent_token_reviews_are_limited_and_excess_is_rejected_as_busy() {
     let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
     let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap());
-    let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
+    let reviewer = Arc::new(Reviewer::new(cluster, AGENT.into(), Metrics::new().unwrap(), now));
     let review = |number: usize| {
         let reviewer = Arc::clone(&reviewer);
         let evidence = Evidence::Signed { node: None };

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use watches::Sink as _;
 
 use super::*;
+use crate::cache::uncounted;
 
 /// An API server that accepts what it is sent, except for writes to the object of one name, which it answers with this
 /// code: with 200 as if a client emptied the object at once.
@@ -55,7 +56,7 @@ impl Server {
                 reply.send_response(Response::builder().status(code).body(answer).unwrap());
             }
         });
-        let caches = Caches::default();
+        let caches = Caches::new(&uncounted());
         list(&caches.shadows);
         list(&caches.operator);
         let keeper = Keeper::new(

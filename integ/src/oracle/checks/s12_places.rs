@@ -77,7 +77,7 @@ impl Rollout {
     fn due(&mut self, spec: &BottlerocketUpdateOperatorSpec) -> Option<usize> {
         let (mut least, mut most) = (0, 0);
         for step in spec.strategy.iter().flat_map(|strategy| &strategy.canary) {
-            let places = |nodes: usize, before: usize| step.nodes.rounded_up(nodes).unwrap_or(1).max(before + 1);
+            let places = |nodes: usize, before: usize| step.nodes.rounded_up(nodes).max(before + 1);
             let before = least;
             least = places(self.given + self.fewest, before);
             most = places(self.given + self.to_update.len(), most);

@@ -55,7 +55,7 @@ impl Others<'_> {
         {
             let in_group = |other: &Node| operator.group_of(other).is_some_and(|its| its.name == group.name);
             let total = self.world.nodes.values().filter(|node| node.labelled() && in_group(node)).count();
-            let (limit, here) = (limit.of(total).unwrap_or(1), self.unavailable(in_group));
+            let (limit, here) = (limit.of(total), self.unavailable(in_group));
             if here.len() > limit {
                 let (count, names, name) = (here.len(), here.join(", "), &group.name);
                 return Some(format!(

@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use controller::cache::Reading;
 use controller::caches::Caches;
 use controller::history::{Historian, History};
+use controller::metrics::Metrics;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
@@ -193,7 +194,7 @@ impl Fleet {
     /// Starts the next leader, which is ended after so many writes.
     pub(super) async fn lead(&mut self, writes: usize) -> anyhow::Result<Leader> {
         let mut lead = self.leaders.lead(writes).await?;
-        let (caches, history) = (Caches::default(), History::default());
+        let (caches, history) = (Caches::new(&Metrics::new()?.watch_errors), History::default());
         let everything = watcher::Config::default;
         lead.tasks.spawn(caches.shadows.run(self.api(), everything()));
         lead.tasks.spawn(caches.operator.run(self.api(), everything()));

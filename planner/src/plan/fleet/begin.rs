@@ -95,7 +95,7 @@ impl<'a> Planner<'a> {
         let mut beside = budget.clone();
         held_back.iter().for_each(|(_, node)| beside.take(node));
         let room = match ahead {
-            Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging.len()),
+            Some(limit) => limit.of(self.survey.total).saturating_sub(staging.len()),
             // A staged node that cannot be drained gives way: it does not count.
             None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };

@@ -87,7 +87,7 @@ impl World {
             self.view.nodes.values().filter(|n| n.disrupted() && !self.kept(n) && !self.only_forged(n)).collect();
         for (index, group) in policy.groups.iter().enumerate() {
             let members = out.iter().filter(|n| policy.group_of(&n.facts) == Some(index)).count();
-            let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1).unwrap());
+            let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1));
             assert!(members <= limit, "seed {seed}: {members} nodes of group {} are out of service", group.name);
         }
         let zones: BTreeSet<&str> = out.iter().map(|n| n.facts.zone()).collect();

@@ -160,7 +160,7 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
     // Nodes whose agent has not reported are in no rollout.
     kinds.remove(&("", ""));
     let number_of = |share: &mut CountOrPercent, total: usize| {
-        if let Some(number) = share.of(total).and_then(|number| u32::try_from(number).ok()) {
+        if let Ok(number) = u32::try_from(share.of(total)) {
             *share = CountOrPercent::Count(number);
         }
     };
@@ -173,7 +173,7 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
     }
     for step in &mut policy.canary {
         let numbers: BTreeSet<_> = kinds.keys().map(|kind| step.nodes.rounded_up(base_of(scenario, *kind))).collect();
-        if let (1, Some(Some(number))) = (numbers.len(), numbers.first())
+        if let (1, Some(number)) = (numbers.len(), numbers.first())
             && let Ok(number) = u32::try_from(*number)
         {
             step.nodes = CountOrPercent::Count(number);

@@ -58,7 +58,7 @@ impl Approval {
 fn places(policy: &Policy, base: usize) -> Vec<i64> {
     let mut before = 0;
     let places = policy.canary.iter().map(|step| {
-        let own = step.nodes.rounded_up(base).unwrap_or(1);
+        let own = step.nodes.rounded_up(base);
         before = i64::try_from(own).unwrap_or(i64::MAX).max(before + 1);
         before
     });
