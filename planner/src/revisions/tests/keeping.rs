@@ -309,9 +309,9 @@ fn undo_writes_fields_of_revision_and_no_others() {
     let undone = |to| undo(&history_of(&revisions), None, Some(to)).unwrap();
     let version = json!({"target": ">=1.20, <1.23", "exclude": ["1.20.1"], "ignoreWaves": true});
     let patch = json!({"spec": {"version": version}});
-    assert_eq!(undone(1), Undo::Write { number: 1, patch, keeps_versions: false });
+    assert_eq!(undone(1), Undo::Write { number: 1, patch, keeps_versions: false, changes: vec![] });
     let patch = json!({"spec": {"version": {"target": "latest", "exclude": null, "ignoreWaves": null}}});
-    assert_eq!(undone(2), Undo::Write { number: 2, patch, keeps_versions: true });
+    assert_eq!(undone(2), Undo::Write { number: 2, patch, keeps_versions: true, changes: vec![] });
 
     // The controller then finds that the policy has returned.
     world.set(json!({"version": version}));
