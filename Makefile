@@ -171,6 +171,7 @@ prometheus: ## Find Prometheus and promtool, or unpack Debian's package of them 
 
 beside: tools-go ## Build the programs that run beside the operator in tests into the cache (once, an hour)
 	@integ/beside/build.sh
+	@integ/beside/redis/get.sh >/dev/null
 
 moto: ## Install a server that speaks the API of AWS into the cache (once, from PyPI)
 	@integ/moto/get.sh >/dev/null
