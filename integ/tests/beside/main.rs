@@ -2,13 +2,17 @@
 //! that neither `make test` nor `make test-all` runs these. What a program needs in settings is on the page about it, from which a
 //! scenario reads it.
 
+mod alertmanager;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/commands.rs"]
 mod commands;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/interfere.rs"]
 mod interfere;
+mod karpenter;
 mod programs;
+mod scripted;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/support.rs"]
 mod support;
+mod users;
