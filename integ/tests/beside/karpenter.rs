@@ -18,7 +18,7 @@ use kube::api::{
 };
 use kube::{Api, Client, Resource as _};
 use models::names::{DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION, UNSCHEDULABLE_TAINT};
-use models::shadow::Step;
+use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -346,6 +346,30 @@ async fn node_is_not_removed_in_its_update_and_takes_the_pods_of_the_next_one() 
         let world = beside.updated().await?;
         ensure!(world.ready_pods(SHOP) == PODS, "its pods stay");
         Ok(())
+    })
+    .await
+}
+
+/// With Karpenter's default, an updated node is removed as soon as nothing protects it, and its pods are on a new one with the earlier version: as
+/// many nodes as before are left to be updated. The page's setting ends that.
+#[tokio::test(flavor = "multi_thread")]
+async fn updated_node_is_removed_by_the_default_of_karpenter_and_stays_by_that_of_the_page() -> anyhow::Result<()> {
+    const PODS: usize = 2;
+    run(PODS, json!({"consolidateAfter": "0s"}), async |beside| {
+        let first = beside.machines.first().cloned().context("there are nodes")?;
+        // The others take long to download, so that the next drain does not follow at once.
+        beside.hold(Some(Held::Download));
+        beside.cluster.fleet.script(&first, |behaviour| behaviour.held = None);
+        beside.cluster.fleet.release(NEW);
+        beside.until("Karpenter removes the updated node", |world| !world.nodes.contains_key(&first)).await?;
+        let results = beside.cluster.recorder.so_far()?.results(&first);
+        ensure!(results == [(NEW, UPDATED.to_owned())], "it was updated before: {results:?}");
+        let world = beside.cluster.now()?;
+        let left = world.nodes.keys().filter(|node| !world.is_updated(node, &NEW)).count();
+        ensure!(left == PODS && world.nodes.len() == PODS, "{left} of {} nodes are to be updated", world.nodes.len());
+        beside.pool(&node_pool(&json!({}))?["spec"]["disruption"]).await?;
+        beside.hold(None);
+        beside.updated().await.map(drop)
     })
     .await
 }
