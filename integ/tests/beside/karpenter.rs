@@ -359,8 +359,11 @@ async fn updated_node_is_removed_by_the_default_of_karpenter_and_stays_by_that_o
         let first = beside.machines.first().cloned().context("there are nodes")?;
         // The others take long to download, so that the next drain does not follow at once.
         beside.hold(Some(Held::Download));
-        beside.cluster.fleet.script(&first, |behaviour| behaviour.held = None);
+        beside.cluster.fleet.script(&first, |behaviour| behaviour.held = Some(Held::Activation));
         beside.cluster.fleet.release(NEW);
+        let moved = |world: &ClusterState| world.ready_pods(SHOP) == PODS && world.nodes.len() == PODS + 1;
+        beside.until("its pod has a new node", moved).await?;
+        beside.cluster.fleet.script(&first, |behaviour| behaviour.held = None);
         beside.until("Karpenter removes the updated node", |world| !world.nodes.contains_key(&first)).await?;
         let results = beside.cluster.recorder.so_far()?.results(&first);
         ensure!(results == [(NEW, UPDATED.to_owned())], "it was updated before: {results:?}");
@@ -393,6 +396,9 @@ async fn nodes_that_have_drifted_are_updated_in_place_and_none_is_replaced() -> 
         beside.cluster.fleet.release(NEW);
         let world = beside.updated().await?;
         ensure!(before.iter().all(|node| world.nodes.contains_key(node)), "a node was replaced: {before:?}");
+        let label = Field::Label("example.com/image".to_owned());
+        let labelled = before.iter().filter(|node| world.nodes[*node].fields.contains_key(&label)).count();
+        ensure!(labelled == 0, "the page says that a label comes to no node that is there");
         Ok(())
     })
     .await
