@@ -17,7 +17,7 @@ use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
 };
 use kube::{Api, Client, Resource as _};
-use models::names::{DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION, UNSCHEDULABLE_TAINT};
+use models::names::{APPROVE_STEP_ANNOTATION, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION, UNSCHEDULABLE_TAINT};
 use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -53,16 +53,24 @@ struct Beside<'a> {
     held: Option<Held>,
 }
 
-/// Runs a case with Karpenter, whose nodes a Deployment of so many large pods has it make: one for each.
+/// A workload whose pods Karpenter may move to other nodes, or not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pods {
+    Movable(usize),
+    /// They have Karpenter's annotation, which keeps it from consolidating their nodes. The operator evicts them like others.
+    Marked(usize),
+}
+
+/// Runs a case with Karpenter, whose nodes a Deployment of large pods has it make: one for each.
 async fn run(
-    pods: usize,
+    workload: Pods,
     disruption: Value,
     case: impl AsyncFnOnce(&mut Beside<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     on_stage(async |cluster| {
         let mut beside = Beside::start(cluster, disruption).await?;
         let result = async {
-            beside.pods(pods).await?;
+            let pods = beside.create(workload).await?;
             let all = |world: &ClusterState| world.ready_pods(SHOP) == pods && world.nodes.len() == pods;
             beside.until("each pod is on a node of its own", all).await?;
             beside.cluster.reported().await?;
@@ -135,13 +143,19 @@ impl<'a> Beside<'a> {
         Ok(Self { cluster, karpenter, machines: BTreeSet::new(), seen: BTreeSet::new(), held: None })
     }
 
-    /// Has the Deployment `web` have so many pods, each as large as to need a node of its own.
-    async fn pods(&self, pods: usize) -> anyhow::Result<()> {
+    /// Creates the Deployment `web`, whose pods are so large that each needs a node of its own. Returns their number.
+    async fn create(&self, workload: Pods) -> anyhow::Result<usize> {
+        let (Pods::Movable(pods) | Pods::Marked(pods)) = workload;
         let mut deployment = workload::deployment(SHOP, "web", pods);
-        let pod = &mut deployment["spec"]["template"]["spec"];
+        let template = &mut deployment["spec"]["template"];
+        if workload == Pods::Marked(pods) {
+            template["metadata"]["annotations"] = json!({DO_NOT_DISRUPT_ANNOTATION: "true"});
+        }
+        let pod = &mut template["spec"];
         pod["containers"][0]["resources"] = json!({"requests": {"cpu": LARGE_POD}});
         pod.as_object_mut().context("a pod")?.remove("topologySpreadConstraints");
-        workload::apply(&self.cluster.client, vec![deployment]).await
+        workload::apply(&self.cluster.client, vec![deployment]).await?;
+        Ok(pods)
     }
 
     /// Plays the cloud: a new Node gets a machine that boots, and the machine of a Node that is gone ends.
@@ -320,7 +334,7 @@ impl<'a> Beside<'a> {
 #[tokio::test(flavor = "multi_thread")]
 async fn node_is_not_removed_in_its_update_and_takes_the_pods_of_the_next_one() -> anyhow::Result<()> {
     const PODS: usize = 2;
-    run(PODS, json!({}), async |beside| {
+    run(Pods::Movable(PODS), json!({}), async |beside| {
         beside.hold(Some(Held::Activation));
         beside.cluster.fleet.release(NEW);
         let rebooting = |world: &ClusterState| in_step(world, Step::Rebooting).is_some();
@@ -355,7 +369,7 @@ async fn node_is_not_removed_in_its_update_and_takes_the_pods_of_the_next_one() 
 #[tokio::test(flavor = "multi_thread")]
 async fn updated_node_is_removed_by_the_default_of_karpenter_and_stays_by_that_of_the_page() -> anyhow::Result<()> {
     const PODS: usize = 2;
-    run(PODS, json!({"consolidateAfter": "0s"}), async |beside| {
+    run(Pods::Marked(PODS), json!({"consolidateAfter": "0s"}), async |beside| {
         let first = beside.machines.first().cloned().context("there are nodes")?;
         // The others take long to download, so that the next drain does not follow at once.
         beside.hold(Some(Held::Download));
@@ -377,11 +391,53 @@ async fn updated_node_is_removed_by_the_default_of_karpenter_and_stays_by_that_o
     .await
 }
 
+/// A canary is often empty, and Karpenter's default removes it in its soak. Twice in a row that is a question to a user.
+#[tokio::test(flavor = "multi_thread")]
+async fn canary_that_karpenter_removes_is_followed_by_another_one_and_then_by_a_question() -> anyhow::Result<()> {
+    const PODS: usize = 2;
+    const SOAK: Duration = Duration::from_hours(1);
+    run(Pods::Marked(PODS), json!({"consolidateAfter": "0s"}), async |beside| {
+        beside.cluster.policy(&json!({"strategy": {"canary": [{"nodes": 1, "soak": "1h"}]}})).await?;
+        beside.hold(Some(Held::Activation));
+        beside.cluster.fleet.release(NEW);
+        for _ in 0..2 {
+            let moved = |world: &ClusterState| {
+                let empty = in_step(world, Step::Rebooting).is_some();
+                empty && world.ready_pods(SHOP) == PODS && world.nodes.len() == PODS + 1
+            };
+            let world = beside.until("the pod of a canary has a new node", moved).await?;
+            let canary = in_step(&world, Step::Rebooting).context("just seen")?;
+            beside.hold(None);
+            beside.until("Karpenter removes the canary", |world| !world.nodes.contains_key(&canary)).await?;
+            let results = beside.cluster.recorder.so_far()?.results(&canary);
+            ensure!(results == [(NEW, UPDATED.to_owned())], "it was updated before: {results:?}");
+            beside.hold(Some(Held::Activation));
+            beside.cluster.pass(SOAK + Duration::from_mins(5)).await?;
+        }
+        beside.hold(None);
+        let rollout = |world: &ClusterState| world.status().active_rollouts.into_iter().next();
+        let waits = |world: &ClusterState| {
+            world.waiting("CanaryStep") == i64::try_from(PODS).unwrap_or_default()
+                && rollout(world).is_some_and(|rollout| rollout.soak_repeated && rollout.steps_passed == 0)
+        };
+        let world = beside.until("the step waits for a user", waits).await?;
+        beside.cluster.planned().await?;
+        beside.throughout(Duration::from_secs(5), "no node begins", waits).await?;
+        let rollout = rollout(&world).context("just seen")?;
+        let number = rollout.record.map_or(0, |record| record.number);
+        let step = format!("{number}/{}@user", rollout.ledger.unwrap_or_default().due);
+        beside.pool(&node_pool(&json!({}))?["spec"]["disruption"]).await?;
+        beside.cluster.request(APPROVE_STEP_ANNOTATION, &step).await?;
+        beside.updated().await.map(drop)
+    })
+    .await
+}
+
 /// The label of the NodePool is changed as a user changes the image of its class: every node has drifted.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_have_drifted_are_updated_in_place_and_none_is_replaced() -> anyhow::Result<()> {
     const PODS: usize = 2;
-    run(PODS, json!({}), async |beside| {
+    run(Pods::Movable(PODS), json!({}), async |beside| {
         let labels = json!({"spec": {"template": {"metadata": {"labels": {"example.com/image": "2"}}}}});
         let pools = api(&beside.cluster.client, "karpenter.sh", "v1", "NodePool");
         pools.patch("bottlerocket", &PatchParams::default(), &Patch::Merge(labels)).await?;
@@ -408,7 +464,7 @@ async fn nodes_that_have_drifted_are_updated_in_place_and_none_is_replaced() -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_that_expires_in_its_update_is_left_to_karpenter_and_the_rollout_goes_on() -> anyhow::Result<()> {
     const PODS: usize = 3;
-    run(PODS, json!({}), async |beside| {
+    run(Pods::Movable(PODS), json!({}), async |beside| {
         let budget = workload::budget(SHOP, "web", json!({"minAvailable": PODS}));
         workload::apply(&beside.cluster.client, vec![budget]).await?;
         let known = |world: &ClusterState| world.budgets.values().any(|budget| budget.current_healthy as usize == PODS);
