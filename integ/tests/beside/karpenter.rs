@@ -257,23 +257,27 @@ impl<'a> Beside<'a> {
         Ok(())
     }
 
-    /// Waits until Karpenter has told of an object, after this time, that it does not disrupt it, in a text with this word.
-    async fn until_blocked(&mut self, name: &str, word: &str) -> anyhow::Result<()> {
+    /// Asks again and again until the answer is yes.
+    async fn poll(&mut self, what: &str, holds: impl AsyncFn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
         let deadline = Instant::now() + LIMIT;
-        let events: Api<Event> = Api::all(self.cluster.client.clone());
-        loop {
+        while !holds().await? {
+            ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
             self.tend().await?;
-            let told = |event: &Event| {
-                let about = event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(name);
-                let note = event.note.as_deref().unwrap_or_default();
-                about && event.reason.as_deref() == Some("DisruptionBlocked") && note.contains(word)
-            };
-            if events.list(&ListParams::default()).await?.items.iter().any(told) {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "Karpenter does not say of {name} that '{word}' blocks its disruption");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
+        Ok(())
+    }
+
+    /// Waits until Karpenter has said of an object that it does not disrupt it, in a text with this word.
+    async fn until_blocked(&mut self, name: &str, word: &str) -> anyhow::Result<()> {
+        let events: Api<Event> = Api::all(self.cluster.client.clone());
+        let said = |event: &Event| {
+            let about = event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(name);
+            let note = event.note.as_deref().unwrap_or_default();
+            about && event.reason.as_deref() == Some("DisruptionBlocked") && note.contains(word)
+        };
+        let what = format!("Karpenter says of {name} that '{word}' blocks its disruption");
+        self.poll(&what, async || Ok(events.list(&ListParams::default()).await?.items.iter().any(said))).await
     }
 
     /// Deletes the NodeClaim of a node, as Karpenter does once a node has expired.
@@ -305,19 +309,13 @@ impl<'a> Beside<'a> {
     /// Waits until Karpenter says of so many nodes that they have drifted.
     async fn until_drifted(&mut self, nodes: usize) -> anyhow::Result<()> {
         let claims = api(&self.cluster.client, "karpenter.sh", "v1", "NodeClaim");
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            self.tend().await?;
-            let drifted = |claim: &&DynamicObject| {
-                let conditions = claim.data["status"]["conditions"].as_array();
-                conditions.into_iter().flatten().any(|c| c["type"] == "Drifted" && c["status"] == "True")
-            };
-            if claims.list(&ListParams::default()).await?.items.iter().filter(drifted).count() == nodes {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{nodes} nodes do not drift");
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
+        let drifted = |claim: &&DynamicObject| {
+            let conditions = claim.data["status"]["conditions"].as_array();
+            conditions.into_iter().flatten().any(|c| c["type"] == "Drifted" && c["status"] == "True")
+        };
+        let count =
+            async || Ok(claims.list(&ListParams::default()).await?.items.iter().filter(drifted).count() == nodes);
+        self.poll(&format!("{nodes} nodes have drifted"), count).await
     }
 
     /// Waits until every node runs the new version and is idle.
