@@ -3,9 +3,12 @@
 //! scenario reads it.
 
 mod alertmanager;
+mod argocd;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/commands.rs"]
 mod commands;
+mod flux;
+mod git;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/interfere.rs"]
 mod interfere;
@@ -15,4 +18,5 @@ mod scripted;
 #[expect(dead_code, reason = "the scenarios use the rest")]
 #[path = "../scenarios/support.rs"]
 mod support;
+mod tool;
 mod users;
