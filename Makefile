@@ -96,6 +96,7 @@ test-install: helm definitions
 test-edges: helm
 test-aws: moto
 test-monitoring: prometheus
+test-beside: beside
 
 .PHONY: test-history-html test-images test-vm
 test-history-html: tools tools-npm build ## Test the page of `kubectl brupop history --html` in a headless browser, and write its screenshots
@@ -155,7 +156,7 @@ own-architecture:
 
 ##### What the tests run on, in the cache
 
-.PHONY: control-plane helm definitions prometheus moto
+.PHONY: control-plane helm definitions prometheus moto beside
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null
 
@@ -167,6 +168,10 @@ definitions: ## Copy the definitions of cert-manager, Karpenter, Argo CD, Flux a
 
 prometheus: ## Find Prometheus and promtool, or unpack Debian's package of them into the cache
 	@integ/prometheus/get.sh >/dev/null
+
+beside: tools-go ## Build the programs that run beside the operator in tests into the cache (once, an hour)
+	@integ/beside/build.sh
+	@integ/beside/redis/get.sh >/dev/null
 
 moto: ## Install a server that speaks the API of AWS into the cache (once, from PyPI)
 	@integ/moto/get.sh >/dev/null

@@ -111,7 +111,7 @@ first="scenarios controller manifests install update drains images integ kubelet
 for name in $first; do
   [ -n "$(entry "$name")" ] || { echo "make: there is no test binary $name" >&2; exit 1; }
 done
-others=$(awk -F'\t' -v first=" $first vm " '$1 == "test" && !index(first, " " $2 " ") { print $2 }' "$run/binaries.txt")
+others=$(awk -F'\t' -v first=" $first vm beside " '$1 == "test" && !index(first, " " $2 " ") { print $2 }' "$run/binaries.txt")
 part="end-to-end tests"
 # shellcheck disable=SC2086 # several names
 printf '%s\n' $first $others | xargs -n 1 -P 2 "$here/test.sh" --binary

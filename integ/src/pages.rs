@@ -22,6 +22,14 @@ pub fn yaml(page: &str, heading: &str) -> anyhow::Result<String> {
     block(page, heading, "```yaml\n")
 }
 
+/// The first block of plain text below a heading of a page.
+///
+/// # Errors
+/// The page cannot be read, or has no such heading or no text below it.
+pub fn text(page: &str, heading: &str) -> anyhow::Result<String> {
+    block(page, heading, "```text\n")
+}
+
 fn block(page: &str, heading: &str, fence: &str) -> anyhow::Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;

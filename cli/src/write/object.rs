@@ -174,6 +174,12 @@ fn warn_of_appliers<K: Resource>(read: &K, patch: &Value) {
             owners::name(&field)
         ));
     }
+    for (manager, field) in owners::possible_appliers(read.managed_fields(), patch) {
+        warn(format_args!(
+            "the field manager {manager} applies this object: if its source has {}, it reverts this. Change the source then",
+            owners::name(&field)
+        ));
+    }
 }
 
 /// Returns the field of a patch that has changed since the object was read, as a sentence with its field manager.

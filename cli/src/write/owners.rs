@@ -1,11 +1,16 @@
 //! The field managers of what a write changes.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use planner::claims::owns;
 use serde_json::Value;
 
 /// Parts of the names of field managers that apply their source again and again, without server-side apply.
 const TOOLS: [&str; 5] = ["helm", "argocd", "flux", "kustomize", "kubectl-client-side-apply"];
+
+/// Parts of the names of field managers that do so by themselves, in minutes.
+const RECONCILERS: [&str; 4] = ["argocd", "flux", "kustomize", "helm-controller"];
 
 /// A field, as the keys that lead to it.
 pub(crate) type Path = Vec<String>;
@@ -58,6 +63,21 @@ pub(crate) fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<(St
     entries.iter().filter(|entry| is_tool(entry)).filter_map(applied).collect()
 }
 
+/// Returns the other field managers that apply an object by themselves, with the first field of `spec` that a patch writes. They write nothing
+/// where they find no difference, and own no field then whose value their source and another client have given it alike.
+pub(crate) fn possible_appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<(String, Path)> {
+    let Some(field) = fields(patch).into_iter().find(|path| path.first().is_some_and(|first| first == "spec")) else {
+        return Vec::new();
+    };
+    let known = appliers(entries, patch);
+    let managers = entries.iter().filter_map(|entry| entry.manager.as_deref());
+    let managers: BTreeSet<&str> = managers
+        .filter(|manager| RECONCILERS.iter().any(|tool| manager.contains(tool)))
+        .filter(|manager| !known.iter().any(|(applier, _)| applier == manager))
+        .collect();
+    managers.into_iter().map(|manager| (manager.to_owned(), field.clone())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use planner::claims::last_owner;
@@ -101,6 +121,31 @@ mod tests {
                 ("kubectl-client-side-apply", target()),
             ]
         );
+    }
+
+    #[test]
+    fn tool_that_applies_other_fields_may_have_the_written_one_in_its_source() {
+        let all = [
+            of_version("kustomize-controller", "Apply", 0, "f:minimumAge"),
+            of_version("argocd-controller", "Apply", 0, "f:target"),
+            of_version("helm", "Update", 0, "f:minimumAge"),
+            of_version("kubectl", "Apply", 0, "f:minimumAge"),
+            of_version("brupop-plugin", "Update", 0, "f:target"),
+        ];
+        let of = |patch: Value| {
+            let found = possible_appliers(&all, &patch);
+            found.into_iter().map(|(manager, path)| format!("{manager} {}", name(&path))).collect::<Vec<_>>()
+        };
+        let requests = json!({"brupop.bottlerocket.aws/release": "now"});
+        assert_eq!(
+            of(json!({"metadata": {"annotations": requests}, "spec": {"version": {"target": "1.20.5"}}})),
+            ["kustomize-controller spec.version.target"]
+        );
+        assert_eq!(
+            of(json!({"spec": {"enabled": false}})),
+            ["argocd-controller spec.enabled", "kustomize-controller spec.enabled"]
+        );
+        assert!(of(json!({"metadata": {"annotations": requests}})).is_empty(), "a request is in no source");
     }
 
     #[test]

@@ -16,15 +16,10 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    agent_on, blocked_drain, blocked_drain_of, finish_command, is_activate, is_armed, permit_of, released, signal,
-    unblock, until_host, withdraw,
+    PATIENCE, agent_on, blocked_drain, blocked_drain_of, finish_command, is_activate, is_armed, permit_of, released,
+    signal, unblock, until_host, withdraw,
 };
 use crate::support::{LIMIT, ScenarioContext, is_on, nodes, other, run};
-
-/// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
-/// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
-/// Kubernetes resets it two minutes later, and the drain is rightly blocked meanwhile.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "make test-all: tests of the agent's updates and of the controller have its parts"]

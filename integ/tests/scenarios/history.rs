@@ -9,9 +9,8 @@ use models::history::{EntryKind, RolloutPhase};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::crashes::PATIENCE;
-use crate::interfere::{poll, signal};
-use crate::plugin::{output_text, plugin};
+use crate::commands::{output_text, plugin};
+use crate::interfere::{PATIENCE, poll, signal};
 use crate::support::{NEW, SHOP, ScenarioContext};
 
 /// Has the controller remove the records of ended rollouts, with their pages.

@@ -20,8 +20,12 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
-use crate::crashes::PATIENCE;
 use crate::support::{LIMIT, SHOP, ScenarioContext, is_released, shadow_of};
+
+/// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
+/// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
+/// Kubernetes resets it two minutes later, and the drain is rightly blocked meanwhile.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
 /// takes to see the desired state and to stop a process, shorter than the agent's timeout.

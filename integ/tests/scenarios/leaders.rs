@@ -12,9 +12,9 @@ use rand::Rng as _;
 use semver::Version;
 use serde_json::json;
 
-use crate::crashes::{PATIENCE, after_changes};
+use crate::crashes::after_changes;
 use crate::history;
-use crate::interfere::{poll, signal};
+use crate::interfere::{PATIENCE, poll, signal};
 use crate::support::{SHOP, ScenarioContext, nodes, run};
 
 /// The process that holds the Lease.

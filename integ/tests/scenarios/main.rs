@@ -6,6 +6,7 @@
 //! is a dozen processes, and more of them on a small machine would only wait for each other.
 
 mod aws;
+mod commands;
 mod crashes;
 mod history;
 mod hostile;

@@ -5,7 +5,7 @@ use integ::bed::TestClusterOptions;
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
 use serde_json::json;
 
-use crate::plugin::{output_text, plugin, shell};
+use crate::commands::{output_text, plugin, shell};
 use crate::support::run;
 
 const PAGE: &str = include_str!("../../../docs/quick-start.md");

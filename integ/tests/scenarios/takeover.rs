@@ -14,8 +14,8 @@ use models::shadow::BLOCKED;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
+use crate::commands::{output_text, plugin, plugin_as, shell};
 use crate::interfere::{is_armed, poll};
-use crate::plugin::{output_text, plugin, plugin_as, shell};
 use crate::support::{NEW, ScenarioContext, condition_of, is_on, nodes, record, run_expecting};
 use crate::uninstall::{EARLIER, install_lines};
 

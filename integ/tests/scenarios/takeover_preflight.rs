@@ -10,8 +10,8 @@ use kube::discovery::ApiResource;
 use models::names::BALANCER_LABEL;
 use serde_json::{Value, json};
 
+use crate::commands::{output_text, plugin, plugin_as};
 use crate::interfere::poll;
-use crate::plugin::{output_text, plugin, plugin_as};
 use crate::support::{ScenarioContext, nodes, run_expecting};
 use crate::uninstall::everything;
 

@@ -11,8 +11,8 @@ use kube::discovery::{Discovery, Scope, verbs};
 use models::names::{AGENT_NAMESPACE, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
 use serde_json::json;
 
+use crate::commands::{output_text, plugin, shell};
 use crate::interfere::{blocked_drain, poll, release_into_blocked_drain, unblock};
-use crate::plugin::{output_text, plugin, shell};
 use crate::support::{LIMIT, ScenarioContext, nodes, run_expecting};
 
 /// Kinds of objects that come and go by themselves.

@@ -16,8 +16,8 @@ use rand::Rng as _;
 use semver::Version;
 use serde_json::{Value, json};
 
-use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::{agent_on, poll, signal};
+use crate::crashes::after_changes;
+use crate::interfere::{PATIENCE, agent_on, poll, signal};
 use crate::support::{NEW, ScenarioContext, last_reason, nodes, run, shadow_of};
 
 /// The tag of the next version's images.

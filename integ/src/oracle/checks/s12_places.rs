@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use models::names::REMOVAL_TAINTS;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, CanaryStep, StepApproval};
 use models::shadow::{HostState, Place, UPDATED};
 use semver::Version;
 
 use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
-use crate::oracle::facts::{Node, Operator, Shadow};
+use crate::oracle::facts::{Field, Node, Operator, Shadow};
 
 /// Variant, architecture and version.
 type Key = (String, String, Version);
@@ -36,6 +37,10 @@ struct Taken {
     under_way: bool,
     /// True while it has a slot. One that is not back at the deadline gives it up, and may come back to the version later.
     has_slot: bool,
+    /// The boot in which its reboot was permitted.
+    boot_id: String,
+    /// True once an autoscaler or a user has removed it, with its machine: it is not waited for.
+    removed: bool,
 }
 
 #[derive(Default)]
@@ -163,6 +168,19 @@ impl Check {
         }
     }
 
+    /// Follows a node that is gone. One that an autoscaler or a user was removing has no slot any more, and no place either unless it had left its
+    /// boot.
+    fn read_gone(&mut self, node: &Node) {
+        let taints = node.fields.get(&Field::Taints).map(String::as_str).unwrap_or_default();
+        if !REMOVAL_TAINTS.iter().any(|taint| taints.contains(taint)) {
+            return;
+        }
+        for taken in self.rollouts.values_mut().filter_map(|rollout| rollout.taken.get_mut(&node.uid)) {
+            taken.removed = true;
+            taken.freed |= taken.boot_id == node.boot_id;
+        }
+    }
+
     fn read_nodes(&mut self, world: &ClusterState) {
         for shadow in world.shadows.values() {
             if let Some((_, uid)) = &shadow.owner {
@@ -220,8 +238,10 @@ impl super::Check for Check {
                 self.read_ledgers(operator);
             }
         }
-        if let (Object::Node(node), false) = (&moment.change.object, moment.change.gone) {
-            self.read_machine(node);
+        match &moment.change.object {
+            Object::Node(node) if moment.change.gone => self.read_gone(node),
+            Object::Node(node) => self.read_machine(node),
+            _ => {}
         }
         let Some((new, old)) = moment.shadow() else { return };
         let Some((name, uid)) = &new.owner else { return };
@@ -250,7 +270,8 @@ impl super::Check for Check {
                 rollout.fewest = rollout.to_update.len();
             }
             let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
-            let taken = Taken { name: name.clone(), under_way: true, has_slot: true, ..Taken::default() };
+            let boot_id = moment.world.nodes.get(name).map(|node| node.boot_id.clone()).unwrap_or_default();
+            let taken = Taken { name: name.clone(), under_way: true, has_slot: true, boot_id, ..Taken::default() };
             rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;
             let leads_back = moment.world.operator.as_ref().is_some_and(|operator| leads_back(&operator.spec));
             let is_left = |shadow: &Shadow| {
@@ -264,7 +285,8 @@ impl super::Check for Check {
                 let due = rollout.due(&operator.spec);
                 let (used, proven) = (rollout.used(), rollout.proven());
                 let accepted = rollout.approved.iter().any(|(_, unproven)| *unproven);
-                let others = rollout.taken.iter().filter(|(other, taken)| *other != uid && taken.has_slot);
+                let others =
+                    rollout.taken.iter().filter(|(other, taken)| *other != uid && taken.has_slot && !taken.removed);
                 let others: Vec<&str> = others.map(|(_, taken)| taken.name.as_str()).collect();
                 let text = match due {
                     Some(due) if used > due => Some(format!("{used} nodes are taken to {version}, and {due} may be")),
@@ -291,7 +313,7 @@ mod tests {
     use models::shadow::Step;
 
     use super::super::super::scenario::Scenario;
-    use super::Property;
+    use super::{Field, Property};
 
     fn canary(nodes: &[&str], steps: &[CountOrPercent], approval: StepApproval) -> Scenario {
         let mut scenario = Scenario::new(nodes);
@@ -530,6 +552,32 @@ mod tests {
             });
             scenario.until_permit("b");
             assert_eq!(!scenario.judge().violates(Property::S12), passes, "has a slot: {disruptive}");
+        }
+    }
+
+    #[test]
+    fn second_node_may_go_once_the_first_one_was_removed_by_an_autoscaler() {
+        for (sentence, taint, steps, left_its_boot, passes) in [
+            ("removed by Karpenter", Some("karpenter.sh/disrupted"), &[][..], false, true),
+            ("deleted", None, &[][..], false, false),
+            (
+                "removed before it left its boot, with a step of one node",
+                Some("karpenter.sh/disrupted"),
+                &[ONE][..],
+                false,
+                true,
+            ),
+            ("removed after that", Some("karpenter.sh/disrupted"), &[ONE][..], true, false),
+        ] {
+            let mut scenario = canary(&["a", "b"], steps, StepApproval::Automatic);
+            scenario.until_permit("a");
+            scenario.set_field("a", "admin", "karpenter", Field::Taints, taint);
+            if left_its_boot {
+                scenario.node("a", "system:node:a", |node| node.boot_id = "another".to_owned());
+            }
+            scenario.delete_node("a");
+            scenario.until_permit("b");
+            assert_eq!(!scenario.judge().violates(Property::S12), passes, "{sentence}");
         }
     }
 

@@ -74,7 +74,8 @@ pub(crate) struct ScriptedCluster {
     controllers: Vec<ControllerProcess>,
     /// Number of controllers that were started.
     started: usize,
-    kubelets: Arc<Mutex<HashMap<String, Client>>>,
+    /// The kubelets' identities, by node.
+    pub(crate) kubelets: Arc<Mutex<HashMap<String, Client>>>,
     actors: JoinHandle<()>,
     audit: Reader,
     records: Vec<Record>,

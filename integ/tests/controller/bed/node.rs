@@ -232,7 +232,7 @@ impl Fleet {
     /// Installs a host, and returns its boot. It has no Node yet.
     pub(crate) fn add(&self, node: &str, version: &Version) -> String {
         self.change(|state| {
-            let boot_id = format!("{node}-boot-1");
+            let boot_id = boot_id(node, 1);
             let mut scripted = Scripted {
                 behaviour: Behaviour::default(),
                 host: Host::new(version.clone()),
@@ -246,6 +246,13 @@ impl Fleet {
             boot_id
         })
     }
+}
+
+/// The id of a boot of a host. A shadow takes one that is no longer than those of real hosts; names of nodes may be.
+fn boot_id(node: &str, number: impl std::fmt::Display) -> String {
+    const KEPT: usize = 40;
+    let name = node.get(node.len().saturating_sub(KEPT)..).unwrap_or(node);
+    format!("{name}-boot-{number}")
 }
 
 /// The identity of a kubelet.
@@ -531,7 +538,7 @@ impl Actors {
         scripted.host.asked = None;
         scripted.host.cleared = false;
         scripted.behaviour.ready &= !(into_image && boot == Boot::NotReady);
-        let boot_id = format!("{name}-boot-{}", scripted.host.boots + 1);
+        let boot_id = boot_id(name, scripted.host.boots + 1);
         scripted.log(HostFact::Booted { boot_id: boot_id.clone() });
         scripted.boot_id = boot_id;
         for pod in restarted {

@@ -7,7 +7,7 @@ use models::shadow::Step;
 use semver::Version;
 
 use super::*;
-use crate::crashes::PATIENCE;
+use crate::interfere::PATIENCE;
 
 /// The version of the rollout that is planned.
 const NEXT: Version = Version::new(1, 20, 6);
