@@ -10,8 +10,8 @@ use serde_json::json;
 use super::moto::Aws;
 use super::proxy::Fault;
 use super::{OWN, STANDBY, SUSPEND, install, mode, processes, recorded, restored};
-use crate::interfere::{poll, signal};
 use crate::commands::{output_text, plugin};
+use crate::interfere::{poll, signal};
 use crate::support::{EVENTS_OF_NODES, ScenarioContext, nodes, run, run_expecting, silent_fleet, until_event};
 
 /// Lets one attempt begin, waits until its instance is in Standby and another hook keeps it there, and returns the node.
