@@ -591,7 +591,7 @@ fn pod_that_takes_long_to_end_is_named_while_others_wait_for_it_and_first_at_the
     assert_eq!(settle(&mut alone, &policy, 33).waits["a"].as_str(), "Draining");
     settle(&mut view, &policy, 1800);
     let message = &record(&view).last.as_ref().unwrap().message;
-    let expected = format!("still on the node: shop/db-0, shop/api-0, shop/api-1; {until}; 4 pod(s) left");
+    let expected = format!("still on the node: shop/db-0, shop/api-0, shop/api-1 and 1 more; {until}; 4 pod(s) left");
     assert_eq!(*message, expected);
 }
 
