@@ -22,7 +22,6 @@ use serde_json::{Value, json};
 use super::read::Source;
 use crate::call::{get, list_in};
 use crate::page::{Page, print_line, warn};
-use crate::requests::nothing_moves;
 use crate::shell::for_cluster;
 use crate::write::{Decision, DryRunOption, Object, Outcome, UNDO_MANAGER};
 
@@ -268,8 +267,6 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         return Ok(());
     };
     let policy = accepted(&revisions.resource, policy_after(&revisions.resource.spec, patch))?;
-    let stops = |policy: &Policy| nothing_moves(&revisions.resource, |version| policy.target.allows(version));
-    let stopped = policy.as_ref().map(stops).unwrap_or_default();
     let operator = Object::operator(client, namespace).written_by(UNDO_MANAGER);
     let (read, dry_run) = (revisions.resource, options.dry.dry_run);
     let generation = read.metadata.generation;
@@ -291,9 +288,6 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
     }
     changes.iter().for_each(print_line);
     print_line(NO_OTHER_FIELDS);
-    if let Some(sentences) = stopped.strip_prefix(". ") {
-        print_line(sentences);
-    }
     if let Some(policy) = policy.filter(|_| *keeps_versions) {
         // The policy is written: without a right, the advice alone is missing.
         let shadows: Vec<BottlerocketShadow> =

@@ -21,7 +21,6 @@ use clap::Subcommand;
 use kube::Client;
 
 use self::nodes::NodesOptions;
-pub(crate) use self::stopped::nothing_moves;
 use crate::write::WriteOptions;
 
 /// Commands that change what the operator does.

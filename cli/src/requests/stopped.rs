@@ -65,7 +65,7 @@ pub(super) fn but_paused(operator: &BottlerocketUpdateOperator) -> String {
 
 /// Returns the sentences to add where nodes are to move, and something keeps all of them from that; none if nothing does. A brake is that of one
 /// rollout: it counts where `is_moved` is true of its version.
-pub(crate) fn nothing_moves(operator: &BottlerocketUpdateOperator, is_moved: impl Fn(&Version) -> bool) -> String {
+pub(super) fn nothing_moves(operator: &BottlerocketUpdateOperator, is_moved: impl Fn(&Version) -> bool) -> String {
     let unresolved = unresolved(&status(operator));
     let of = |stops: &dyn Fn(&Version, &Unresolved) -> bool| {
         let of = unresolved.iter().filter(|(version, failed)| stops(version, failed));

@@ -29,8 +29,8 @@ pub(crate) use host::{has_reported as no_report, is_usable as host_not_usable};
 pub(crate) use node::{is_not_held as held, is_ready as not_ready};
 pub(crate) use obstacle::Obstacle;
 pub(crate) use on_their_way::{OnTheirWay, busy_budget};
-pub(crate) use pods::{guarded, long_graces, marked, refusal, undeletable, waits as waits_for_guarded};
-pub(crate) use reboots::{reboot_budget, used_by_reboots};
+pub(crate) use pods::{guarded, long_graces, marked, refusal, waits as waits_for_guarded};
+pub(crate) use reboots::{reboot_budget, undeletable, used_by_reboots};
 
 /// One check.
 pub(crate) struct Gate {

@@ -8,7 +8,7 @@ use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::shadow::{Progress, Step};
 use models::time::after;
 
-use super::{Obstacle, reboots};
+use super::Obstacle;
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::{NodeContext, budgets};
@@ -76,26 +76,9 @@ fn static_budget(ctx: &NodeContext<'_>) -> Option<Wait> {
     budget_refusal(ctx, static_pods(ctx))
 }
 
-/// Returns the wait for a budget that keeps one of these pods, where policy waits for guarded pods: it is not deleted at the deadline either.
-pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<Wait> {
-    if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
-}
-
-/// Returns a budget that lets fewer of these pods of a node go than there are, beside those that other nodes delete or reboots end, although it
-/// would let each of them go alone.
-fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
-    let mut all: Vec<&PodFacts> = deleted_beside(ctx).chain(reboots::ended_beside(ctx)).collect();
-    all.extend(pods);
-    pods.iter().find_map(|pod| {
-        let budget = ctx.survey.budgets.beside(pod).find(|budget| budget.is_exceeded_by(pod, &all))?;
-        let first = all.iter().find(|pod| budget.selects(pod))?;
-        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.node.clone() })
-    })
-}
-
 /// Returns the pods that other nodes delete past their deadlines: those of nodes that have begun to, and of those that may begin in the same plan.
 /// Of several that wait for guarded pods, the first one by name begins, unless a write about another one is under way.
-fn deleted_beside<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+pub(super) fn deleted_beside<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
     let (view, survey, now, own) = (ctx.view, ctx.survey, ctx.now, &ctx.facts().name);
     let deletes = move |other: &NodeContext<'a>| {
         let update = other.node.update().filter(|update| update.step == Step::Draining);
@@ -190,7 +173,10 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
 }
 
 /// Returns a budget that would keep one of these pods on the node.
-fn budget_refusal<'a>(ctx: &NodeContext<'_>, mut evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
+pub(super) fn budget_refusal<'a>(
+    ctx: &NodeContext<'_>,
+    mut evictable: impl Iterator<Item = &'a PodFacts>,
+) -> Option<Wait> {
     evictable.find_map(|pod| kept_by_budget(ctx, pod, pod.mirror))
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use models::shadow::Place;
 
 use super::on_their_way::BudgetName;
-use super::pods::{kept_by_budget, pods};
+use super::pods::{budget_refusal, deleted_beside, kept_by_budget, pods, waits};
 use crate::drain;
 use crate::survey::{NodeContext, Survey};
 use crate::view::{BudgetFacts, ClusterView, PodFacts};
@@ -42,10 +42,27 @@ fn going_down<'a>(
 }
 
 /// Returns the pods that the reboots of other nodes are about to end.
-pub(super) fn ended_beside<'a>(ctx: &NodeContext<'a>) -> Vec<&'a PodFacts> {
+fn ended_beside<'a>(ctx: &NodeContext<'a>) -> Vec<&'a PodFacts> {
     let (own, permitted) = (&ctx.facts().name, BTreeSet::new());
     let others = going_down(ctx.view, ctx.survey, ctx.now, &permitted);
     others.filter(|other| other.facts().name != *own).flat_map(|other| ended(&other)).collect()
+}
+
+/// Returns the wait for a budget that keeps one of these pods, where policy waits for guarded pods: it is not deleted at the deadline either.
+pub(crate) fn undeletable(ctx: &NodeContext<'_>, left: &[&PodFacts]) -> Option<Wait> {
+    if waits(ctx) { budget_refusal(ctx, left.iter().copied()).or_else(|| exhausted(ctx, left)) } else { None }
+}
+
+/// Returns a budget that lets fewer of these pods of a node go than there are, beside those that other nodes delete or reboots end, although it
+/// would let each of them go alone.
+fn exhausted(ctx: &NodeContext<'_>, pods: &[&PodFacts]) -> Option<Wait> {
+    let mut all: Vec<&PodFacts> = deleted_beside(ctx).chain(ended_beside(ctx)).collect();
+    all.extend(pods);
+    pods.iter().find_map(|pod| {
+        let budget = ctx.survey.budgets.beside(pod).find(|budget| budget.is_exceeded_by(pod, &all))?;
+        let first = all.iter().find(|pod| budget.selects(pod))?;
+        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.node.clone() })
+    })
 }
 
 /// Returns whether these pods, which are about to end, use up what a budget allows. Those that it counts as broken by now use nothing more.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::time::after;
 
-use super::ClusterView;
 use crate::wait::Wait;
 
 /// The time for which an action has to fail before that is reported: an API server that restarts is no news.
@@ -29,12 +28,5 @@ impl Failing {
     pub(crate) fn wait(&self, now: Timestamp) -> Option<Wait> {
         let wait = || Wait::ActionFails { since: self.since, error: self.error.chars().take(1000).collect() };
         self.is_lasting(now).then(wait)
-    }
-}
-
-impl ClusterView {
-    /// Returns the wait of a node that goes on once the operator's status is written: for that write, or for the API server to accept it.
-    pub(crate) fn status_write(&self, now: Timestamp) -> Wait {
-        self.status_failing.as_ref().and_then(|failing| failing.wait(now)).unwrap_or(Wait::Acting)
     }
 }

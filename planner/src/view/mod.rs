@@ -434,6 +434,11 @@ pub struct WebApiOutage {
 }
 
 impl ClusterView {
+    /// Returns the wait of a node that goes on once the operator's status is written: for that write, or for the API server to accept it.
+    pub(crate) fn status_write(&self, now: Timestamp) -> Wait {
+        self.status_failing.as_ref().and_then(|failing| failing.wait(now)).unwrap_or(Wait::Acting)
+    }
+
     /// Returns the eviction for which a budget counts a pod as gone that is still there.
     pub(crate) fn unfinished_eviction(&self, budget: &BudgetFacts, now: Timestamp) -> Option<UnfinishedEviction> {
         let is_leaving = |name: &str| {
